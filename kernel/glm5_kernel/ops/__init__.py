@@ -1,0 +1,1 @@
+"""Kernels, each with its plain reference, usable without vLLM."""
