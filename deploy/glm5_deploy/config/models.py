@@ -1,0 +1,301 @@
+"""The shape of an inventory and of a profile, and what they resolve to for one host."""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)]
+"""A name that is safe as a file name, a unit name and a YAML key."""
+
+SecretReference = Annotated[str, Field(pattern=r"^\$\{(env|file|exec):[^}]+\}$")]
+"""``${env:NAME}``, ``${file:path}`` or ``${exec:command}``; never the secret itself."""
+
+RemotePath = Annotated[PurePosixPath, Field(description="An absolute path on the host.")]
+Scalar = str | int | float | bool
+Port = Annotated[int, Field(ge=1, le=65535)]
+
+
+class Model(BaseModel):
+    """Frozen, and an unknown key is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+# --- how a host is reached -----------------------------------------------------------------------
+
+
+class Become(Model):
+    """How commands become root on the host."""
+
+    method: Literal["sudo", "none"] = Field(
+        "sudo", description="none: the login user does it all (root)."
+    )
+    password: SecretReference | None = Field(None, description="sudo's password, as a reference.")
+
+
+class Connection(Model):
+    """Where the SSH server is; what is left out comes from the user's ssh_config."""
+
+    address: str | None = Field(
+        None, description="Host name, IP address or ssh_config alias; default: the host's name."
+    )
+    user: str | None = None
+    port: Port | None = None
+    identity_file: Path | None = None
+    identity_passphrase: SecretReference | None = None
+    proxy_jump: str | None = Field(
+        None, description="user@jump:port, several separated by commas, or none."
+    )
+    ssh_config: Path | None = Field(None, description="Default: ~/.ssh/config.")
+    known_hosts: Path | None = Field(
+        None, description="Default: ~/.ssh/known_hosts and the system's file."
+    )
+    connect_timeout: float | None = Field(
+        None, gt=0, description="Seconds; default 10, or ssh_config's."
+    )
+    connect_attempts: int = Field(3, ge=1, le=10)
+    keepalive: int = Field(15, ge=1, description="Seconds between keepalives.")
+
+
+class Packages(Model):
+    """What may be done about system packages that the host lacks."""
+
+    install: bool = Field(
+        True, description="Use the distribution's package manager; false: refuse with the commands."
+    )
+
+
+class HostSettings(Model):
+    """Settings that `defaults`, a group or a host may give; the nearer one wins, mappings merge."""
+
+    connection: Connection = Connection()
+    become: Become = Become()
+    root: RemotePath = Field(
+        PurePosixPath("/opt/glm5"), description="Everything of ours on the host lies here."
+    )
+    profile: Name | None = Field(None, description="What this host serves.")
+    override: dict[str, Any] = Field(
+        default_factory=dict, description="Profile keys to change here."
+    )
+    vars: dict[str, Any] = Field(
+        default_factory=dict, description="Values for {{ vars.NAME }} in the profile."
+    )
+    packages: Packages = Packages()
+    python: RemotePath | None = Field(
+        None, description="Interpreter on the host, where it is in no usual place."
+    )
+    python_tree: Path | None = Field(
+        None, description="Relocatable Python here, carried to hosts that lack one."
+    )
+    wheelhouse: Path | None = Field(
+        None, description="Folder of wheels here, synced to hosts without an index."
+    )
+    index_url: str | None = Field(
+        None, description="Package index for the host; default: the host's own settings."
+    )
+
+
+class Group(HostSettings):
+    """Hosts and groups that share settings."""
+
+    hosts: list[Name] = Field(default_factory=list)
+    groups: list[Name] = Field(default_factory=list)
+
+
+class Inventory(Model):
+    """A whole inventory file. Host and group entries may be empty (null)."""
+
+    defaults: HostSettings = HostSettings()
+    groups: dict[Name, Group] = Field(default_factory=dict)
+    hosts: dict[Name, HostSettings] = Field(default_factory=dict)
+    profiles: list[Path] = Field(
+        default_factory=lambda: [Path("profiles")],
+        description="Folders or files, relative to the inventory.",
+    )
+
+
+# --- what is served ------------------------------------------------------------------------------
+
+
+class ModelFiles(Model):
+    """The weights and what lies beside them."""
+
+    name: Name = Field(description="Folder under ROOT/models.")
+    path: RemotePath | None = Field(
+        None, description="A folder already on the host, instead of ROOT/models/NAME."
+    )
+    source: Path | None = Field(None, description="A local folder that is synced to the host.")
+    serve: str = Field(
+        ".", description="What vLLM loads, relative to the folder: a file, or . for the folder."
+    )
+    required: list[str] = Field(
+        default_factory=lambda: ["config.json"],
+        description="File names or globs that must be there.",
+    )
+    manifest: Path | None = Field(
+        None,
+        description="A local SHA-256 manifest; default: made from source, or MANIFEST.sha256 on the host.",
+    )
+    served_name: str | None = Field(None, description="The model's name in the API; default: name.")
+
+
+class Engine(Model):
+    """What runs the model."""
+
+    lock: str | None = Field(
+        None, description="A lock's name, or the path of a hashed requirements file."
+    )
+    python: Annotated[str, Field(pattern=r"^3\.\d+$")] = "3.12"
+    kernel: bool = Field(False, description="Build and install glm5-kernel.")
+    command: list[str] = Field(
+        default_factory=lambda: ["{venv}/bin/vllm", "serve", "{model}"],
+        min_length=1,
+        description="Program and first arguments; {venv}, {model} and {python} are filled in.",
+    )
+
+
+class Serve(Model):
+    """Where the server listens and what it is told."""
+
+    host: str = Field("127.0.0.1", description="Bind address; loopback or a private one.")
+    port: Port = 8000
+    args: dict[str, Scalar | list[Scalar] | dict[str, Any] | None] = Field(
+        default_factory=dict,
+        description="--key value pairs; true: the flag alone; false: --no-key; null: left out; mapping: JSON.",
+    )
+
+
+class Gpus(Model):
+    """What the model needs of the machine's GPUs; count 0 is a CPU host."""
+
+    count: int = Field(0, ge=0)
+    min_memory_gib: float | None = Field(None, gt=0)
+    min_driver: str | None = None
+    devices: list[int] | None = Field(
+        None, description="Indices for CUDA_VISIBLE_DEVICES; default: the first count."
+    )
+
+
+class Needs(Model):
+    """What the host must have beside GPUs."""
+
+    disk_gib: float = Field(
+        5, ge=0, description="Free space under ROOT before the first installation."
+    )
+    memory_gib: float = Field(0, ge=0)
+    packages: list[str] = Field(default_factory=list, description="More distribution packages.")
+    libraries: list[str] = Field(
+        default_factory=lambda: ["libnuma.so.1"], description="Shared libraries the engine loads."
+    )
+    compiler: bool = Field(
+        True, description="A C compiler and Python's headers (Triton, torch.compile)."
+    )
+
+
+class Limits(Model):
+    """How long things may take, in seconds."""
+
+    load: int = Field(1800, gt=0, description="From start to healthy.")
+    smoke: int = Field(300, gt=0)
+    stop: int = Field(120, gt=0)
+    install: int = Field(3600, gt=0)
+    sync: int = Field(6 * 3600, gt=0)
+
+
+class Unit(Model):
+    """The systemd unit."""
+
+    user: Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_-]{0,31}$")] = "glm5"
+    restart_seconds: int = Field(30, ge=0)
+    start_limit_burst: int = Field(3, ge=1)
+    start_limit_seconds: int = Field(7200, ge=1)
+    nofile: int = Field(1048576, ge=1024)
+    hardening: bool = True
+
+
+class SmokePrompt(Model):
+    """A prompt with what its greedy answer must be."""
+
+    prompt: str
+    max_tokens: int = Field(16, ge=1)
+    text: str | None = Field(None, description="The exact greedy completion.")
+    contains: str | None = None
+    tokens: list[int] | None = Field(None, description="The exact greedy token ids.")
+
+
+class Smoke(Model):
+    """What proves that the server works."""
+
+    max_tokens: int = Field(16, ge=1)
+    chat: bool = Field(True, description="false where the model has no chat template.")
+    expect: list[SmokePrompt] = Field(default_factory=list)
+    prompt_tokens: int | None = Field(
+        None, ge=1, description="Length of the long prompt; default: skipped."
+    )
+    concurrency: int = Field(4, ge=1, le=256)
+    attention_backend: str | None = Field(None, description="Name that the journal must report.")
+    min_tokens_per_second: float | None = Field(None, gt=0)
+    max_ttft_seconds: float | None = Field(None, gt=0)
+
+
+class Profile(Model):
+    """What is served, and how."""
+
+    name: Name
+    description: str = ""
+    service: Name | None = Field(
+        None, description="The unit is glm5-SERVICE; default: the profile's name."
+    )
+    model: ModelFiles
+    engine: Engine = Engine()
+    serve: Serve = Serve()
+    environment: dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], str] = Field(
+        default_factory=dict
+    )
+    secrets: dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], SecretReference] = (
+        Field(
+            default_factory=dict, description="Environment variables whose values are references."
+        )
+    )
+    gpus: Gpus = Gpus()
+    needs: Needs = Needs()
+    limits: Limits = Limits()
+    unit: Unit = Unit()
+    smoke: Smoke = Smoke()
+
+    @property
+    def service_name(self) -> str:
+        return self.service or self.name
+
+    @property
+    def unit_name(self) -> str:
+        """The systemd unit, with its suffix."""
+        return f"glm5-{self.service_name}.service"
+
+    @property
+    def served_model_name(self) -> str:
+        return self.model.served_name or self.model.name
+
+
+# --- what a host resolves to ---------------------------------------------------------------------
+
+
+class Target(Model):
+    """One host with all its settings merged and its profile complete: what a run works on."""
+
+    name: Name
+    groups: tuple[str, ...] = ()
+    settings: HostSettings
+    profile: Profile
+
+    @property
+    def root(self) -> PurePosixPath:
+        return self.settings.root
+
+    @property
+    def model_folder(self) -> PurePosixPath:
+        """Where the model's files are on the host."""
+        return self.profile.model.path or self.root / "models" / self.profile.model.name

@@ -1,0 +1,1 @@
+"""Everything that reaches a host: typed commands, the SSH connection, rsync, facts."""

@@ -1,0 +1,1 @@
+"""What happened, for people (tables, progress) and for programs (JSON, JUnit)."""

@@ -1,0 +1,85 @@
+"""A change and the steps that make it: typed values, so that a plan can be shown, tested and applied."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Literal
+
+from glm5_deploy.hosts.command import Command, Secret
+from glm5_deploy.report.outcome import ChangeReport
+
+Action = Literal[
+    "install", "create", "update", "sync", "verify", "write", "switch", "reload", "start", "restart",
+    "stop", "enable", "disable", "remove", "confirm", "wait",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Run:
+    """Run a command as root."""
+
+    command: Command
+    timeout: float | None = 120.0
+    stdin: bytes | None = None
+
+
+@dataclass(frozen=True)
+class Put:
+    """Write a file as root. Secret content is masked wherever the plan is shown."""
+
+    path: PurePosixPath
+    content: bytes | Secret
+    mode: int = 0o644
+    owner: str | None = None
+
+
+@dataclass(frozen=True)
+class Transient:
+    """Run a long command in a transient unit that outlives the connection; one that still runs is joined.
+
+    Args:
+        unit: its name, derived from what it does, so that the same work has the same name.
+        limit: seconds until systemd ends it.
+    """
+
+    unit: str
+    command: Command
+    limit: int
+
+
+@dataclass(frozen=True)
+class Rsync:
+    """Copy a local folder to the host as the login user, resumable."""
+
+    source: Path
+    target: PurePosixPath
+    include: tuple[str, ...] = ()
+    checksum: bool = False
+    delete: bool = False
+
+
+Step = Run | Put | Transient | Rsync
+
+
+@dataclass(frozen=True)
+class Change:
+    """Something that differs from what is wanted, with the steps that mend it.
+
+    Args:
+        target: what is changed, as a user names it.
+        detail: why, in a few words.
+        diff: unified diff of a file, secrets masked.
+    """
+
+    stage: str
+    action: Action
+    target: str
+    detail: str = ""
+    steps: tuple[Step, ...] = ()
+    diff: str | None = None
+    downtime: bool = field(default=False)
+
+    @property
+    def report(self) -> ChangeReport:
+        return ChangeReport(self.stage, self.action, self.target)
