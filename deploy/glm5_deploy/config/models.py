@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)]
 """A name that is safe as a file name, a unit name and a YAML key."""
@@ -13,7 +13,56 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=
 SecretReference = Annotated[str, Field(pattern=r"^\$\{(env|file|exec):[^}]+\}$")]
 """``${env:NAME}``, ``${file:path}`` or ``${exec:command}``; never the secret itself."""
 
-RemotePath = Annotated[PurePosixPath, Field(description="An absolute path on the host.")]
+
+def _absolute(path: PurePosixPath) -> PurePosixPath:
+    if not path.is_absolute() or ".." in path.parts:
+        raise ValueError(f"must be an absolute path without `..`, found {str(path)!r}")
+    if not str(path).isprintable():
+        raise ValueError(f"must hold no control characters, found {str(path)!r}")
+    return path
+
+
+def _own_folder(path: PurePosixPath) -> PurePosixPath:
+    # `down --purge` removes it, and it gets our owner: a folder of the system would be a disaster.
+    if len(path.parts) < 2 or (len(path.parts) == 2 and path.name in _SYSTEM_FOLDERS):
+        raise ValueError(f"must be a folder of our own such as /opt/glm5, found {str(path)!r}")
+    return path
+
+
+_SYSTEM_FOLDERS = frozenset((
+    "bin", "boot", "dev", "etc", "home", "lib", "lib32", "lib64", "media", "mnt", "opt", "proc",
+    "root", "run", "sbin", "srv", "sys", "tmp", "usr", "var",
+))  # fmt: skip
+
+
+def _word(text: str) -> str:
+    # A leading dash would be read as an option by ssh and rsync.
+    if not text or text.startswith("-") or not text.isprintable() or any(c.isspace() for c in text):
+        raise ValueError("must be one word without spaces that does not begin with `-`")
+    return text
+
+
+def _one_line(text: str) -> str:
+    if any(not c.isprintable() and c != "\t" for c in text):
+        raise ValueError("must be one line without control characters")
+    return text
+
+
+def _inside(text: str) -> str:
+    path = PurePosixPath(text)
+    if not text or path.is_absolute() or ".." in path.parts or not text.isprintable():
+        raise ValueError(f"must be a path inside the model's folder, found {text!r}")
+    return text
+
+
+RemotePath = Annotated[
+    PurePosixPath, Field(description="An absolute path on the host."), AfterValidator(_absolute)
+]
+Word = Annotated[str, AfterValidator(_word)]
+"""Text that is safe to hand to ssh as a word of its own."""
+Inside = Annotated[str, AfterValidator(_inside)]
+"""A path or glob below the model's folder."""
+VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 Scalar = str | int | float | bool
 Port = Annotated[int, Field(ge=1, le=65535)]
 
@@ -31,40 +80,44 @@ class Become(Model):
     """How commands become root on the host."""
 
     method: Literal["sudo", "none"] = Field(
-        "sudo", description="none: the login user does it all (root)."
+        default="sudo", description="none: the login user does it all (root)."
     )
-    password: SecretReference | None = Field(None, description="sudo's password, as a reference.")
+    password: SecretReference | None = Field(
+        default=None, description="sudo's password, as a reference."
+    )
 
 
 class Connection(Model):
     """Where the SSH server is; what is left out comes from the user's ssh_config."""
 
-    address: str | None = Field(
-        None, description="Host name, IP address or ssh_config alias; default: the host's name."
+    address: Word | None = Field(
+        default=None,
+        description="Host name, IP address or ssh_config alias; default: the host's name.",
     )
-    user: str | None = None
+    user: Word | None = None
     port: Port | None = None
     identity_file: Path | None = None
     identity_passphrase: SecretReference | None = None
-    proxy_jump: str | None = Field(
-        None, description="user@jump:port, several separated by commas, or none."
+    proxy_jump: Word | None = Field(
+        default=None, description="user@jump:port, several separated by commas, or none."
     )
-    ssh_config: Path | None = Field(None, description="Default: ~/.ssh/config.")
+    ssh_config: Path | None = Field(default=None, description="Default: ~/.ssh/config.")
     known_hosts: Path | None = Field(
-        None, description="Default: ~/.ssh/known_hosts and the system's file."
+        default=None, description="Default: ~/.ssh/known_hosts and the system's file."
     )
     connect_timeout: float | None = Field(
-        None, gt=0, description="Seconds; default 10, or ssh_config's."
+        default=None, gt=0, description="Seconds; default 10, or ssh_config's."
     )
-    connect_attempts: int = Field(3, ge=1, le=10)
-    keepalive: int = Field(15, ge=1, description="Seconds between keepalives.")
+    connect_attempts: int = Field(default=3, ge=1, le=10)
+    keepalive: int = Field(default=15, ge=1, description="Seconds between keepalives.")
 
 
 class Packages(Model):
     """What may be done about system packages that the host lacks."""
 
     install: bool = Field(
-        True, description="Use the distribution's package manager; false: refuse with the commands."
+        default=True,
+        description="Use the distribution's package manager; false: refuse with the commands.",
     )
 
 
@@ -73,10 +126,10 @@ class HostSettings(Model):
 
     connection: Connection = Connection()
     become: Become = Become()
-    root: RemotePath = Field(
-        PurePosixPath("/opt/glm5"), description="Everything of ours on the host lies here."
+    root: Annotated[RemotePath, AfterValidator(_own_folder)] = Field(
+        default=PurePosixPath("/opt/glm5"), description="Everything of ours on the host lies here."
     )
-    profile: Name | None = Field(None, description="What this host serves.")
+    profile: Name | None = Field(default=None, description="What this host serves.")
     override: dict[str, Any] = Field(
         default_factory=dict, description="Profile keys to change here."
     )
@@ -85,16 +138,16 @@ class HostSettings(Model):
     )
     packages: Packages = Packages()
     python: RemotePath | None = Field(
-        None, description="Interpreter on the host, where it is in no usual place."
+        default=None, description="Interpreter on the host, where it is in no usual place."
     )
     python_tree: Path | None = Field(
-        None, description="Relocatable Python here, carried to hosts that lack one."
+        default=None, description="Relocatable Python here, carried to hosts that lack one."
     )
     wheelhouse: Path | None = Field(
-        None, description="Folder of wheels here, synced to hosts without an index."
+        default=None, description="Folder of wheels here, synced to hosts without an index."
     )
     index_url: str | None = Field(
-        None, description="Package index for the host; default: the host's own settings."
+        default=None, description="Package index for the host; default: the host's own settings."
     )
 
 
@@ -125,31 +178,36 @@ class ModelFiles(Model):
 
     name: Name = Field(description="Folder under ROOT/models.")
     path: RemotePath | None = Field(
-        None, description="A folder already on the host, instead of ROOT/models/NAME."
+        default=None, description="A folder already on the host, instead of ROOT/models/NAME."
     )
-    source: Path | None = Field(None, description="A local folder that is synced to the host.")
-    serve: str = Field(
-        ".", description="What vLLM loads, relative to the folder: a file, or . for the folder."
+    source: Path | None = Field(
+        default=None, description="A local folder that is synced to the host."
     )
-    required: list[str] = Field(
+    serve: Inside = Field(
+        default=".",
+        description="What vLLM loads, relative to the folder: a file, or . for the folder.",
+    )
+    required: list[Inside] = Field(
         default_factory=lambda: ["config.json"],
         description="File names or globs that must be there.",
     )
     manifest: Path | None = Field(
-        None,
-        description="A local SHA-256 manifest; default: made from source, or MANIFEST.sha256 on the host.",
+        default=None,
+        description="A local SHA-256 manifest; default: made from source, or the host's own.",
     )
-    served_name: str | None = Field(None, description="The model's name in the API; default: name.")
+    served_name: str | None = Field(
+        default=None, description="The model's name in the API; default: name."
+    )
 
 
 class Engine(Model):
     """What runs the model."""
 
     lock: str | None = Field(
-        None, description="A lock's name, or the path of a hashed requirements file."
+        default=None, description="A lock's name, or the path of a hashed requirements file."
     )
     python: Annotated[str, Field(pattern=r"^3\.\d+$")] = "3.12"
-    kernel: bool = Field(False, description="Build and install glm5-kernel.")
+    kernel: bool = Field(default=False, description="Build and install glm5-kernel.")
     command: list[str] = Field(
         default_factory=lambda: ["{venv}/bin/vllm", "serve", "{model}"],
         min_length=1,
@@ -160,22 +218,22 @@ class Engine(Model):
 class Serve(Model):
     """Where the server listens and what it is told."""
 
-    host: str = Field("127.0.0.1", description="Bind address; loopback or a private one.")
+    host: Word = Field(default="127.0.0.1", description="Bind address; loopback or a private one.")
     port: Port = 8000
     args: dict[str, Scalar | list[Scalar] | dict[str, Any] | None] = Field(
         default_factory=dict,
-        description="--key value pairs; true: the flag alone; false: --no-key; null: left out; mapping: JSON.",
+        description="--key value; true: the flag; false: --no-key; null: left out; mapping: JSON.",
     )
 
 
 class Gpus(Model):
     """What the model needs of the machine's GPUs; count 0 is a CPU host."""
 
-    count: int = Field(0, ge=0)
-    min_memory_gib: float | None = Field(None, gt=0)
+    count: int = Field(default=0, ge=0)
+    min_memory_gib: float | None = Field(default=None, gt=0)
     min_driver: str | None = None
     devices: list[int] | None = Field(
-        None, description="Indices for CUDA_VISIBLE_DEVICES; default: the first count."
+        default=None, description="Indices for CUDA_VISIBLE_DEVICES; default: the first count."
     )
 
 
@@ -183,36 +241,36 @@ class Needs(Model):
     """What the host must have beside GPUs."""
 
     disk_gib: float = Field(
-        5, ge=0, description="Free space under ROOT before the first installation."
+        default=5, ge=0, description="Free space under ROOT before the first installation."
     )
-    memory_gib: float = Field(0, ge=0)
+    memory_gib: float = Field(default=0, ge=0)
     packages: list[str] = Field(default_factory=list, description="More distribution packages.")
     libraries: list[str] = Field(
         default_factory=lambda: ["libnuma.so.1"], description="Shared libraries the engine loads."
     )
     compiler: bool = Field(
-        True, description="A C compiler and Python's headers (Triton, torch.compile)."
+        default=True, description="A C compiler and Python's headers (Triton, torch.compile)."
     )
 
 
 class Limits(Model):
     """How long things may take, in seconds."""
 
-    load: int = Field(1800, gt=0, description="From start to healthy.")
-    smoke: int = Field(300, gt=0)
-    stop: int = Field(120, gt=0)
-    install: int = Field(3600, gt=0)
-    sync: int = Field(6 * 3600, gt=0)
+    load: int = Field(default=1800, gt=0, description="From start to healthy.")
+    smoke: int = Field(default=300, gt=0)
+    stop: int = Field(default=120, gt=0)
+    install: int = Field(default=3600, gt=0)
+    sync: int = Field(default=6 * 3600, gt=0)
 
 
 class Unit(Model):
     """The systemd unit."""
 
     user: Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_-]{0,31}$")] = "glm5"
-    restart_seconds: int = Field(30, ge=0)
-    start_limit_burst: int = Field(3, ge=1)
-    start_limit_seconds: int = Field(7200, ge=1)
-    nofile: int = Field(1048576, ge=1024)
+    restart_seconds: int = Field(default=30, ge=0)
+    start_limit_burst: int = Field(default=3, ge=1)
+    start_limit_seconds: int = Field(default=7200, ge=1)
+    nofile: int = Field(default=1048576, ge=1024)
     hardening: bool = True
 
 
@@ -220,25 +278,27 @@ class SmokePrompt(Model):
     """A prompt with what its greedy answer must be."""
 
     prompt: str
-    max_tokens: int = Field(16, ge=1)
-    text: str | None = Field(None, description="The exact greedy completion.")
+    max_tokens: int = Field(default=16, ge=1)
+    text: str | None = Field(default=None, description="The exact greedy completion.")
     contains: str | None = None
-    tokens: list[int] | None = Field(None, description="The exact greedy token ids.")
+    tokens: list[int] | None = Field(default=None, description="The exact greedy token ids.")
 
 
 class Smoke(Model):
     """What proves that the server works."""
 
-    max_tokens: int = Field(16, ge=1)
-    chat: bool = Field(True, description="false where the model has no chat template.")
+    max_tokens: int = Field(default=16, ge=1)
+    chat: bool = Field(default=True, description="false where the model has no chat template.")
     expect: list[SmokePrompt] = Field(default_factory=list)
     prompt_tokens: int | None = Field(
-        None, ge=1, description="Length of the long prompt; default: skipped."
+        default=None, ge=1, description="Length of the long prompt; default: skipped."
     )
-    concurrency: int = Field(4, ge=1, le=256)
-    attention_backend: str | None = Field(None, description="Name that the journal must report.")
-    min_tokens_per_second: float | None = Field(None, gt=0)
-    max_ttft_seconds: float | None = Field(None, gt=0)
+    concurrency: int = Field(default=4, ge=1, le=256)
+    attention_backend: str | None = Field(
+        default=None, description="Name that the journal must report."
+    )
+    min_tokens_per_second: float | None = Field(default=None, gt=0)
+    max_ttft_seconds: float | None = Field(default=None, gt=0)
 
 
 class Profile(Model):
@@ -247,18 +307,16 @@ class Profile(Model):
     name: Name
     description: str = ""
     service: Name | None = Field(
-        None, description="The unit is glm5-SERVICE; default: the profile's name."
+        default=None, description="The unit is glm5-SERVICE; default: the profile's name."
     )
     model: ModelFiles
     engine: Engine = Engine()
     serve: Serve = Serve()
-    environment: dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], str] = Field(
+    environment: dict[VariableName, Annotated[str, AfterValidator(_one_line)]] = Field(
         default_factory=dict
     )
-    secrets: dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], SecretReference] = (
-        Field(
-            default_factory=dict, description="Environment variables whose values are references."
-        )
+    secrets: dict[VariableName, SecretReference] = Field(
+        default_factory=dict, description="Environment variables whose values are references."
     )
     gpus: Gpus = Gpus()
     needs: Needs = Needs()
@@ -284,9 +342,13 @@ class Profile(Model):
 
 
 class Target(Model):
-    """One host with all its settings merged and its profile complete: what a run works on."""
+    """One host with all its settings merged and its profile complete: what a run works on.
+
+    Local paths in it are absolute; `base` is the folder that ``${exec:…}`` runs in.
+    """
 
     name: Name
+    base: Path = Path()
     groups: tuple[str, ...] = ()
     settings: HostSettings
     profile: Profile

@@ -1,0 +1,99 @@
+"""``user@address:port`` as it is given on the command line."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from glm5_deploy.config.errors import ConfigErrors, ConfigProblem
+from glm5_deploy.config.yaml import Node
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A machine, with what was said about how to reach it."""
+
+    address: str
+    user: str | None = None
+    port: int | None = None
+
+    @property
+    def name(self) -> str:
+        """A host name for reports: the address, with what no name may hold replaced by dashes."""
+        text = re.sub(r"[^A-Za-z0-9._-]", "-", self.address)[:64]
+        return text if text[:1].isalnum() else f"host{text}"[:64]
+
+    def settings(self, file: Path) -> Node:
+        """As host settings; ``file`` is named in errors and gives the folder for relative paths."""
+        given = {"address": self.address, "user": self.user, "port": self.port}
+        connection = {
+            key: Node(value, file, ("connection", key))
+            for key, value in given.items()
+            if value is not None
+        }
+        return Node({"connection": Node(connection, file, ("connection",))}, file)
+
+
+def parse_address(text: str) -> Address:
+    """``[user@]address[:port]``; IPv6 in brackets where a port follows.
+
+    Raises:
+        ConfigErrors: no address, or no such port.
+    """
+    user, at, rest = text.rpartition("@")
+    if at and not user:
+        raise _wrong(text, "the user is missing before `@`")
+    address, port = _split(rest, text)
+    if (
+        not address
+        or address.startswith("-")
+        or any(not c.isprintable() or c.isspace() for c in text)
+    ):
+        raise _wrong(text, "the address is missing or no host name")
+    return Address(address, user or None, port)
+
+
+def _split(rest: str, text: str) -> tuple[str, int | None]:
+    bracketed = re.fullmatch(r"\[([^\]]*)\](?::(.*))?", rest)
+    if bracketed:
+        if not _is_ipv6(bracketed[1]):
+            raise _wrong(text, f"`{bracketed[1]}` is no IPv6 address")
+        return bracketed[1], _port(bracketed[2], text)
+    if rest.count(":") > 1:
+        if not _is_ipv6(rest):
+            raise _wrong(text, f"`{rest}` is no IPv6 address; with a port, put it in brackets")
+        return rest, None
+    address, colon, port = rest.partition(":")
+    return address, _port(port if colon else None, text)
+
+
+def _is_ipv6(text: str) -> bool:
+    try:
+        return ipaddress.ip_address(text).version == 6
+    except ValueError:
+        return False
+
+
+def _port(text: str | None, whole: str) -> int | None:
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdecimal()) or not 1 <= int(text[:6]) <= 65535:
+        raise _wrong(whole, f"`{text}` is no port (1 to 65535)")
+    return int(text)
+
+
+def _wrong(text: str, message: str) -> ConfigErrors:
+    return ConfigErrors(
+        [
+            ConfigProblem(
+                None,
+                None,
+                None,
+                repr(text),
+                message,
+                "write user@address[:port], IPv6 as user@[::1]:22",
+            )
+        ]
+    )

@@ -1,0 +1,215 @@
+"""What no single value shows: things that contradict each other, or name what is not there."""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from glm5_deploy.config.errors import ConfigErrors, ConfigProblem
+from glm5_deploy.config.merge import group_order, groups_of, members, settings_of
+from glm5_deploy.config.resources import find_lock, lock_names
+from glm5_deploy.config.templates import is_template
+from glm5_deploy.config.yaml import Node
+
+DEFAULT_ROOT = "/opt/glm5"
+
+_OWN_ARGUMENTS = {
+    "host": "serve.host",
+    "port": "serve.port",
+    "model": "model.serve",
+    "served-model-name": "model.served_name",
+    "api-key": "secrets.VLLM_API_KEY",
+}
+"""Arguments of the server that the program sets itself, with the profile key for each."""
+
+_SECRET_WORDS = ("TOKEN", "PASSWORD", "PASSPHRASE", "SECRET", "API_KEY", "ACCESS_KEY")
+
+
+def nearest(name: str, known: Iterable[str], what: str) -> str:
+    """A hint: the nearest known name, or all of them where none is near."""
+    names = list(known)
+    near = difflib.get_close_matches(name, names, 1)
+    if near:
+        return f"did you mean `{near[0]}`?"
+    return f"{what}: {', '.join(names)}" if names else f"{what}: none"
+
+
+# --- the inventory -------------------------------------------------------------------------------
+
+
+def inventory_problems(document: Node) -> list[ConfigProblem]:
+    """Groups that name what is not there or hold each other, and hosts that would share a folder."""
+    groups, hosts = _below(document, "groups"), _below(document, "hosts")
+    problems = [*_unknown_members(groups, hosts), *_both_host_and_group(groups, hosts)]
+    try:
+        order = group_order(groups)
+    except ConfigErrors as error:
+        return [*problems, *error.problems]
+    return [*problems, *_same_place(document, hosts, groups, order)]
+
+
+def _below(document: Node, key: str) -> Mapping[str, Node]:
+    node = document.at(key)
+    return {} if node is None else node.mapping
+
+
+def _unknown_members(
+    groups: Mapping[str, Node], hosts: Mapping[str, Node]
+) -> Iterator[ConfigProblem]:
+    for group in groups.values():
+        for kind, known in (("hosts", hosts), ("groups", groups)):
+            for node in members(group, kind):
+                name = node.text or ""
+                if name not in known and not any(sign in name for sign in "*?["):
+                    hint = nearest(name, known, f"declared {kind}")
+                    yield node.problem(f"no {kind[:-1]} is called `{name}`", hint)
+
+
+def _both_host_and_group(
+    groups: Mapping[str, Node], hosts: Mapping[str, Node]
+) -> Iterator[ConfigProblem]:
+    for name in groups:
+        if name in hosts:
+            yield groups[name].problem(f"`{name}` is a host and a group", at_key=True)
+
+
+def _same_place(
+    document: Node, hosts: Mapping[str, Node], groups: Mapping[str, Node], order: list[str]
+) -> Iterator[ConfigProblem]:
+    seen: dict[tuple[str, ...], str] = {}
+    for name, node in hosts.items():
+        settings = settings_of(document, name, groups_of(name, groups, order))
+        key = (
+            (_value(settings, "connection", "address") or name).lower(),
+            _value(settings, "connection", "port") or "22",
+            _value(settings, "connection", "proxy_jump") or "",
+            (_value(settings, "root") or DEFAULT_ROOT).rstrip("/"),
+        )
+        first = seen.setdefault(key, name)
+        if first != name:
+            yield node.problem(
+                f"the same machine and root as `{first}` ({key[0]}:{key[1]} {key[3]})",
+                "two entries would fight over one lock: remove one, or give it another `root`",
+                at_key=True,
+            )
+
+
+def _value(node: Node, *path: str) -> str | None:
+    found = node.at(*path)
+    return None if found is None or found.value is None else str(found.value)
+
+
+# --- a profile -----------------------------------------------------------------------------------
+
+
+def profile_problems(profile: Node) -> list[ConfigProblem]:
+    """Contradictions in a profile, before or after its templates are rendered."""
+    return [*_own_arguments(profile), *_variables(profile)]
+
+
+def _own_arguments(profile: Node) -> Iterator[ConfigProblem]:
+    for key, node in _below_path(profile, "serve", "args").items():
+        plain = key.lstrip("-").replace("_", "-")
+        if plain in _OWN_ARGUMENTS:
+            yield node.problem(f"set this as `{_OWN_ARGUMENTS[plain]}`", at_key=True)
+        elif (
+            key.startswith("-")
+            or not key.replace("-", "").replace("_", "").replace(".", "").isalnum()
+        ):
+            yield node.problem(
+                "an argument's name holds letters, digits, `-`, `_` and `.`, and no dashes in front",
+                f"write `{key.lstrip('-')}`" if key.startswith("-") else None,
+                at_key=True,
+            )
+
+
+def _variables(profile: Node) -> Iterator[ConfigProblem]:
+    environment = _below_path(profile, "environment")
+    for name, node in _below_path(profile, "secrets").items():
+        if name in environment:
+            yield node.problem("this variable is in `environment` too", at_key=True)
+    if "VLLM_API_KEY" in environment:
+        yield environment["VLLM_API_KEY"].problem(
+            "a key belongs in `secrets.VLLM_API_KEY`",
+            "write ${env:NAME}, ${file:path} or ${exec:command} there",
+            at_key=True,
+        )
+
+
+def _below_path(node: Node, *path: str) -> Mapping[str, Node]:
+    found = node.at(*path)
+    return {} if found is None else found.mapping
+
+
+def profile_warnings(profile: Node) -> list[ConfigProblem]:
+    """What is allowed, and seldom meant."""
+    return [*_open_address(profile), *_looks_secret(profile)]
+
+
+def _open_address(profile: Node) -> Iterator[ConfigProblem]:
+    node = profile.at("serve", "host")
+    if node is None or node.text is None:
+        return
+    try:
+        address = ipaddress.ip_address(node.text)
+    except ValueError:
+        return
+    if address.is_unspecified or address.is_global:
+        key = _below_path(profile, "secrets").get("VLLM_API_KEY")
+        guard = "" if key is not None else " and no `secrets.VLLM_API_KEY` is set"
+        yield node.problem(
+            f"{node.text} listens beyond this machine and a private network{guard}",
+            "/health, /metrics and /version need no key: bind to loopback or a private address",
+        )
+
+
+def _looks_secret(profile: Node) -> Iterator[ConfigProblem]:
+    for name, node in _below_path(profile, "environment").items():
+        if name != "VLLM_API_KEY" and any(word in name.upper() for word in _SECRET_WORDS):
+            yield node.problem(
+                "looks like a secret, and `environment` is shown",
+                "move it to `secrets`",
+                at_key=True,
+            )
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+
+def file_problems(settings: Node, profile: Node) -> list[ConfigProblem]:
+    """Local files and folders that are named and not there; paths are absolute by now."""
+    folders = (
+        *_named(settings, ("python_tree",), ("wheelhouse",)),
+        *_named(profile, ("model", "source")),
+    )
+    files = (
+        *_named(settings, ("connection", "identity_file"), ("connection", "ssh_config")),
+        *_named(profile, ("model", "manifest")),
+    )
+    return [
+        *(
+            n.problem(f"no such folder: {n.text}")
+            for n in folders
+            if not Path(n.text or "").is_dir()
+        ),
+        *(n.problem(f"no such file: {n.text}") for n in files if not Path(n.text or "").is_file()),
+        *_lock(profile),
+    ]
+
+
+def _named(node: Node, *paths: tuple[str, ...]) -> list[Node]:
+    found = (node.at(*path) for path in paths)
+    return [node for node in found if node is not None and node.text]
+
+
+def _lock(profile: Node) -> Iterator[ConfigProblem]:
+    node = profile.at("engine", "lock")
+    if node is None or not node.text or is_template(node.text):
+        return
+    if find_lock(node.text, node.file.parent) is None:
+        yield node.problem(
+            f"no lock is called `{node.text}`, and no such file is there",
+            nearest(node.text, lock_names(), "locks that ship with the program"),
+        )
