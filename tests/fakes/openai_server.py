@@ -1,29 +1,32 @@
 #!/usr/bin/env python3
-"""A small OpenAI-like server that behaves, and misbehaves, as vLLM does: for deployments without vLLM.
+"""A small OpenAI-like server that behaves, and misbehaves, as vLLM does.
 
-One file, standard library only, so that it can be copied to a host and named as a profile's engine command:
+One file, standard library only, so that it can be copied to a host and named as a profile's
+engine command:
 
-    python3 openai_server.py [serve] MODEL --host 127.0.0.1 --port 8000 [vLLM flags, ignored] [flags below]
+    python3 openai_server.py [serve] MODEL --host 127.0.0.1 --port 8000 [FLAGS]
 
-It answers /health, /v1/models, /v1/completions, /v1/chat/completions (both streamed too), /tokenize, /version and /metrics.
-A key in ``VLLM_API_KEY`` (or ``--api-key``) guards paths under /v1 alone, as in vLLM. It logs the lines of a vLLM start
-(loading %, compile, graphs, "Application startup complete"), ends on SIGTERM with status 0, and ends with status 1 and
-vLLM's own message where its port is taken.
+Flags that it does not know (vLLM's) are ignored. It answers /health, /v1/models, /v1/completions,
+/v1/chat/completions (both streamed too), /tokenize, /version and /metrics. A key in
+``VLLM_API_KEY`` (or ``--api-key``) guards paths under /v1 alone, as in vLLM. It logs the lines of
+a vLLM start (loading %, compile, graphs, "Application startup complete"), ends on SIGTERM with
+status 0, and ends with status 1 and Python's own message where its port is taken.
 
-Its greedy answer to anything is ``" one two three …"``: token i of an answer is the i-th word of `WORDS` with id i + 1,
-so ``max_tokens: 3`` gives the text ``" one two three"`` and the token ids ``[1, 2, 3]``. A prompt's tokens are its words.
+Its greedy answer to anything is ``" one two three …"``: token i of an answer is the i-th word of
+`WORDS` with id i + 1, so ``max_tokens: 3`` gives the text ``" one two three"`` and the token ids
+``[1, 2, 3]``. A prompt's tokens are its words.
 
 Flags of its own:
     --served-model-name NAME   name in the API; default: MODEL's last path component
     --max-model-len N          default 4096; a longer prompt is refused with 400
-    --load-seconds S           time from start to listening (default 0.2), with log lines spread over it
+    --load-seconds S           time from start to listening (default 0.2)
     --token-seconds S          pause before each token (default 0)
     --backend NAME             attention backend in the log (default TRITON_MLA_SPARSE)
     --kernel-line              log ``glm5_kernel: attention=NAME kv=auto indexer=triton`` as well
-    --fault NAME [NAME …]      faults that hold from the start; may be given several times, or comma-separated
-    --control FILE             faults read from FILE (names separated by white space) before each answer; the file may come
-                               and go, and adds to --fault. Also from the variable FAKE_CONTROL.
-    --crash-after S            with exit-0 and crash-later: seconds of serving before the end (default 1)
+    --fault NAME [NAME …]      faults that hold from the start; also repeated or comma-separated
+    --control FILE             more faults, read from FILE (names separated by white space) before
+                               each answer; it may come and go. Also from FAKE_CONTROL.
+    --crash-after S            with exit-0 and crash-later: seconds of serving (default 1)
 
 Faults at start (read once):
     never-listens     keeps loading for ever
@@ -38,18 +41,26 @@ Faults while it runs (from --fault or --control):
     unhealthy         /health answers 503; everything else works
     dead-engine       /health answers 503, models are listed, generation answers 500
     generation-fails  /health answers 200, models are listed, generation answers 500
-    hang              generation never answers        hang-health       /health never answers
-    hang-stream       a stream stops after two tokens  drop              the connection ends in mid-stream
-    no-done           a stream ends without [DONE]     no-usage          a stream has no usage
+    hang              generation never answers
+    hang-health       /health never answers
+    hang-stream       a stream stops after two tokens
+    drop              the connection ends in mid-stream
+    no-done           a stream ends without [DONE]
+    no-usage          a stream has no usage
     bad-sse           a stream holds a line of broken JSON
-    empty             answers hold no text             wrong-tokens      the words come in reverse order
-    non-deterministic the words start anywhere         slow              0.3 s before each token
-    nan               log-probabilities are NaN        null-logprobs     they are null
+    empty             answers hold no text
+    wrong-tokens      the words come in reverse order
+    non-deterministic the words start anywhere
+    slow              0.3 s before each token
+    nan               log-probabilities are NaN
+    null-logprobs     log-probabilities are null
     html              an HTML page with status 200 where JSON is due
-    wrong-model       the list names another model     no-tokenize       /tokenize answers 404
+    wrong-model       the list names another model
+    no-tokenize       /tokenize answers 404
     short-count       usage counts one prompt token too few
     fails-under-load  a second concurrent request answers 503
-    no-auth           every key is taken               refuse-all        every key is refused
+    no-auth           every key is taken
+    refuse-all        every key is refused
     no-chat-template  chat answers 400 as vLLM does without a template
 """
 
@@ -66,14 +77,16 @@ import threading
 import time
 import traceback
 import zlib
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 WORDS = (
-    "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
-    "sixteen seventeen eighteen nineteen twenty"
-).split()
+    *("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven"),
+    *("twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen"),
+    *("nineteen", "twenty"),
+)
 TEXT = "text/plain; version=0.0.4"
 
 
@@ -95,7 +108,7 @@ class Options:
         parser.add_argument("--fault", nargs="*", action="extend", default=[])
         parser.add_argument("--control", default=os.environ.get("FAKE_CONTROL"))
         parser.add_argument("--crash-after", type=float, default=1.0)
-        # The positionals come first, as in `vllm serve MODEL`; later stray words are values of flags that vLLM knows.
+        # Positionals come first, as in `vllm serve MODEL`; later words belong to vLLM's flags.
         first_flag = next((i for i, a in enumerate(argv) if a.startswith("-")), len(argv))
         positional = [word for word in argv[:first_flag] if word != "serve"]
         args, _ = parser.parse_known_args(argv[first_flag:])
@@ -130,7 +143,8 @@ def die(message: str) -> None:
     worker_log("Traceback (most recent call last):", "core.py:1330", "ERROR")
     worker_log(message, "core.py:1330", "ERROR")
     print(
-        "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}",
+        "RuntimeError: Engine core initialization failed. See root cause above. "
+        "Failed core proc(s): {}",
         file=sys.stderr,
         flush=True,
     )
@@ -145,7 +159,8 @@ def load(options: Options) -> None:
     if "no-backend" in faults:
         die(
             "ValueError: No valid attention backend found for cuda with AttentionSelectorConfig("
-            "head_size=576, use_mla=True, use_sparse=True). Reasons: {FLASHMLA_SPARSE: [compute capability not supported]}."
+            "head_size=576, use_mla=True, use_sparse=True). "
+            "Reasons: {FLASHMLA_SPARSE: [compute capability not supported]}."
         )
     backend = "FLASHMLA" if "wrong-backend" in faults else options.args.backend
     worker_log(
@@ -187,9 +202,7 @@ def load(options: Options) -> None:
         )
         time.sleep(pause)
     worker_log("Graph capturing finished in 18 secs, took 0.96 GiB", "gpu_model_runner.py:6582")
-    worker_log(
-        "init engine (profile, create kv cache, warmup model) took 70.62 s", "core.py:403"
-    )
+    worker_log("init engine (profile, create kv cache, warmup model) took 70.62 s", "core.py:403")
 
 
 def words_of(prompt: object) -> list[int]:
@@ -199,7 +212,7 @@ def words_of(prompt: object) -> list[int]:
     return [zlib.crc32(word.encode()) % 30000 + 100 for word in re.findall(r"\S+", str(prompt))]
 
 
-class Broken(Exception):
+class BrokenRequestError(Exception):
     """Carries the status and message of a refused request."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -215,9 +228,9 @@ class Handler(BaseHTTPRequestHandler):
 
     # --- plumbing ---
 
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_message(self, format: str, *args: object) -> None:
         text = format % args
-        print(f'(APIServer pid={os.getpid()}) INFO:     127.0.0.1:0 - {text}', flush=True)
+        print(f"(APIServer pid={os.getpid()}) INFO:     127.0.0.1:0 - {text}", flush=True)
 
     def answer(self, status: int, body: object, content_type: str = "application/json") -> None:
         raw = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -236,13 +249,13 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(401, {"error": "Unauthorized"})
         return True
 
-    def guarded(self, act: Any) -> None:
+    def guarded(self, act: Callable[[frozenset[str]], None]) -> None:
         faults = self.options.active()
         if self.refused(faults):
             return
         try:
             act(faults)
-        except Broken as broken:
+        except BrokenRequestError as broken:
             self.answer(
                 broken.status, {"error": {"message": broken.message, "code": broken.status}}
             )
@@ -251,7 +264,7 @@ class Handler(BaseHTTPRequestHandler):
 
     # --- GET ---
 
-    def do_GET(self) -> None:  # noqa: N802
+    def do_GET(self) -> None:
         self.guarded(self.get)
 
     def get(self, faults: frozenset[str]) -> None:
@@ -268,7 +281,7 @@ class Handler(BaseHTTPRequestHandler):
         elif path == "/version":
             self.answer(200, {"version": "0.0.0+fake"})
         else:
-            raise Broken(404, "Not Found")
+            raise BrokenRequestError(404, "Not Found")
 
     def models(self, faults: frozenset[str]) -> None:
         if "html" in faults:
@@ -295,7 +308,7 @@ class Handler(BaseHTTPRequestHandler):
 
     # --- POST ---
 
-    def do_POST(self) -> None:  # noqa: N802
+    def do_POST(self) -> None:
         raw = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         self.guarded(lambda faults: self.post(faults, raw))
 
@@ -303,7 +316,7 @@ class Handler(BaseHTTPRequestHandler):
         try:
             body = json.loads(raw)
         except ValueError:
-            raise Broken(400, "the body is not JSON") from None
+            raise BrokenRequestError(400, "the body is not JSON") from None
         if self.path == "/tokenize" and "no-tokenize" not in faults:
             tokens = words_of(body.get("prompt", ""))
             limit = self.options.args.max_model_len
@@ -317,7 +330,7 @@ class Handler(BaseHTTPRequestHandler):
                 with self.lock:
                     self.counters["running"] -= 1
         else:
-            raise Broken(404, "Not Found")
+            raise BrokenRequestError(404, "Not Found")
 
     def generate(self, faults: frozenset[str], body: dict[str, Any]) -> None:
         chat = self.path.endswith("chat/completions")
@@ -328,7 +341,7 @@ class Handler(BaseHTTPRequestHandler):
             prompt = words_of(body.get("prompt", ""))
         count = int(body.get("max_tokens") or body.get("max_completion_tokens") or 16)
         if len(prompt) + count > self.options.args.max_model_len:
-            raise Broken(
+            raise BrokenRequestError(
                 400,
                 f"This model's maximum context length is {self.options.args.max_model_len} tokens. "
                 f"However, your request has {len(prompt)} input tokens.",
@@ -357,17 +370,19 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(200, b"<html><body>Welcome to nginx!</body></html>", "text/html")
             raise BrokenPipeError
         if faults & {"dead-engine", "generation-fails"}:
-            raise Broken(500, "EngineCore encountered an issue. See stack trace (above).")
+            raise BrokenRequestError(
+                500, "EngineCore encountered an issue. See stack trace (above)."
+            )
         if "fails-under-load" in faults and self.counters["running"] > 1:
-            raise Broken(503, "the server is overloaded")
+            raise BrokenRequestError(503, "the server is overloaded")
         if chat and "no-chat-template" in faults:
-            raise Broken(
+            raise BrokenRequestError(
                 400,
                 "As of transformers v4.44, default chat template is no longer allowed, so you must "
                 "provide a chat template if the tokenizer does not define one.",
             )
         if body.get("model") not in (None, self.options.name):
-            raise Broken(404, f"The model `{body.get('model')}` does not exist.")
+            raise BrokenRequestError(404, f"The model `{body.get('model')}` does not exist.")
         if "fails-under-load" in faults:
             time.sleep(0.3)
 
@@ -381,7 +396,9 @@ class Handler(BaseHTTPRequestHandler):
     def pause(self, faults: frozenset[str]) -> None:
         time.sleep(0.3 if "slow" in faults else self.options.args.token_seconds)
 
-    def choice(self, faults: frozenset[str], body: dict[str, Any], ids: list[int]) -> dict[str, Any]:
+    def choice(
+        self, faults: frozenset[str], body: dict[str, Any], ids: list[int]
+    ) -> dict[str, Any]:
         found: dict[str, Any] = {"index": 0, "finish_reason": "length"}
         if body.get("return_token_ids"):
             found["token_ids"] = ids
@@ -458,7 +475,17 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.flush()
 
 
-def make_server(argv: list[str]) -> ThreadingHTTPServer:
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that goes away is no news."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
+
+
+def make_server(argv: list[str]) -> Server:
     """A bound server that nobody runs yet: for tests in one process. Port 0 takes a free one."""
     options = Options(argv)
     handler = type(
@@ -470,9 +497,7 @@ def make_server(argv: list[str]) -> ThreadingHTTPServer:
             "lock": threading.Lock(),
         },
     )
-    ThreadingHTTPServer.daemon_threads = True
-    ThreadingHTTPServer.request_queue_size = 128
-    return ThreadingHTTPServer((options.args.host, options.args.port), handler)
+    return Server((options.args.host, options.args.port), handler)
 
 
 def end_later(options: Options) -> None:

@@ -1,0 +1,1 @@
+"""What servers log: reading it, following it, explaining it."""

@@ -1,0 +1,249 @@
+"""Requests to an OpenAI-like server whose every failure is one readable sentence."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from glm5_deploy.smoke import sse
+
+_LONGEST = 160
+
+
+class AnswerError(Exception):
+    """The server did not answer as it should: a sentence for the user.
+
+    Args:
+        status: the HTTP status, where one came.
+    """
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """What a stream delivered.
+
+    Args:
+        chunks: events that carried text.
+        first: seconds to the first of them.
+        last: seconds to the last of them.
+        tokens: completion tokens by the server's own count.
+    """
+
+    text: str
+    chunks: int
+    first: float
+    last: float
+    tokens: int
+    token_ids: tuple[int, ...] = ()
+
+
+@dataclass
+class Api:
+    """One server, with a limit on each request (seconds) and on all of them (monotonic time)."""
+
+    client: httpx.Client
+    model: str
+    deadline: float
+    request_timeout: float = 60.0
+
+    def remaining(self) -> float:
+        """Seconds that the next request may take; never below a tenth."""
+        return max(0.1, min(self.request_timeout, self.deadline - time.monotonic()))
+
+    def status(self, path: str, headers: dict[str, str] | None = None) -> int:
+        """The status of a GET."""
+        with _readable(self.remaining()):
+            return self._request("GET", path, headers=headers).status_code
+
+    def get(self, path: str) -> dict[str, Any]:
+        """The JSON object that a GET yields.
+
+        Raises:
+            AnswerError: another status than 200, no JSON, no answer in time, a broken connection.
+        """
+        with _readable(self.remaining()):
+            return _document(self._request("GET", path))
+
+    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """The JSON object that a POST yields; errors as in `get`."""
+        with _readable(self.remaining()):
+            return _document(self._request("POST", path, json=body))
+
+    def complete(self, prompt: str | list[int], max_tokens: int, **more: object) -> dict[str, Any]:
+        """A greedy completion's whole answer."""
+        return self.post("/v1/completions", self._greedy(prompt, max_tokens) | more)
+
+    def stream(self, prompt: str, max_tokens: int) -> Streamed:
+        """A greedy completion, streamed to its end."""
+        body = self._greedy(prompt, max_tokens) | {
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        limit = self.remaining()
+        with (
+            _readable(limit),
+            self.client.stream("POST", "/v1/completions", json=body, timeout=limit) as response,
+        ):
+            kind = response.headers.get("content-type", "")
+            if response.status_code != 200 or not kind.startswith("text/event-stream"):
+                response.read()
+                _document(response)
+                raise AnswerError(f"no event stream but {_describe(response)}")
+            return _collect(_bounded(response.iter_bytes(), time.monotonic() + limit))
+
+    def _greedy(self, prompt: str | list[int], max_tokens: int) -> dict[str, Any]:
+        return {"model": self.model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
+
+    def _request(self, method: str, path: str, **more: Any) -> httpx.Response:  # noqa: ANN401
+        """A whole answer, however slowly it drips, within the limit."""
+        limit = self.remaining()
+        until = time.monotonic() + limit
+        with self.client.stream(method, path, timeout=limit, **more) as response:
+            content = b"".join(_bounded(response.iter_bytes(), until))
+        return httpx.Response(
+            response.status_code, headers=_plain(response.headers), content=content
+        )
+
+
+def _plain(headers: httpx.Headers) -> dict[str, str]:
+    """Headers without those that describe an encoding already undone."""
+    dropped = ("content-encoding", "transfer-encoding", "content-length")
+    return {name: value for name, value in headers.items() if name not in dropped}
+
+
+def _bounded(chunks: Iterator[bytes], until: float) -> Iterator[bytes]:
+    for chunk in chunks:
+        if time.monotonic() > until:
+            raise httpx.ReadTimeout("the answer did not end in time")
+        yield chunk
+
+
+@contextmanager
+def _readable(limit: float) -> Iterator[None]:
+    try:
+        yield
+    except httpx.ConnectError as error:
+        raise AnswerError(f"no connection: {error}") from error
+    except httpx.TimeoutException as error:
+        raise AnswerError(f"no answer within {limit:.0f} s") from error
+    except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError) as error:
+        raise AnswerError(f"the connection ended before the answer did ({error})") from error
+    except httpx.HTTPError as error:
+        raise AnswerError(f"{type(error).__name__}: {error}") from error
+
+
+def _document(response: httpx.Response) -> dict[str, Any]:
+    if response.status_code != 200:
+        raise AnswerError(
+            f"HTTP {response.status_code}: {_message(response)}", response.status_code
+        )
+    try:
+        found = response.json()
+    except ValueError:
+        raise AnswerError(f"no JSON but {_describe(response)}") from None
+    if not isinstance(found, dict):
+        raise AnswerError(f"a JSON {type(found).__name__} where an object is due")
+    return found
+
+
+def _message(response: httpx.Response) -> str:
+    """The server's own words, from the shapes that vLLM and FastAPI use."""
+    try:
+        found = response.json()
+    except ValueError:
+        return _describe(response) if response.content else "no message"
+    error = found.get("error", found.get("detail", found)) if isinstance(found, dict) else found
+    text = error.get("message", error) if isinstance(error, dict) else error
+    return shorten(str(text))
+
+
+def _describe(response: httpx.Response) -> str:
+    kind = response.headers.get("content-type", "an unknown type").partition(";")[0]
+    return f"{kind}: {shorten(response.text)!r}"
+
+
+def shorten(text: str, limit: int = _LONGEST) -> str:
+    """One line of at most ``limit`` characters."""
+    flat = " ".join(text.split())
+    return flat if len(flat) <= limit else f"{flat[: limit - 1]}…"
+
+
+def quoted(text: str, limit: int = 60) -> str:
+    """A model's text as a literal, so that white space and control characters show."""
+    return repr(text if len(text) <= limit else f"{text[: limit - 1]}…")
+
+
+def choice(document: dict[str, Any]) -> dict[str, Any]:
+    """The first choice of an answer.
+
+    Raises:
+        AnswerError: there is none.
+    """
+    choices = document.get("choices")
+    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
+        raise AnswerError(f"no choices in {shorten(json.dumps(document))}")
+    found: dict[str, Any] = choices[0]
+    return found
+
+
+def usage(document: dict[str, Any], key: str) -> int | None:
+    """A count from an answer's usage, or None where the server gives none."""
+    counts = document.get("usage")
+    value = counts.get(key) if isinstance(counts, dict) else None
+    return value if isinstance(value, int) else None
+
+
+def _collect(chunks: Iterator[bytes]) -> Streamed:
+    """Read events up to [DONE].
+
+    Raises:
+        AnswerError: an event is no JSON or an error, or [DONE] or the usage never came.
+    """
+    started = time.monotonic()
+    parts: list[str] = []
+    stamps: list[float] = []
+    ids: list[int] = []
+    count: int | None = None
+    for data in sse.events(chunks):
+        if data == "[DONE]":
+            break
+        event = _event(data)
+        found = usage(event, "completion_tokens")
+        count = count if found is None else found
+        for item in event.get("choices") or []:
+            ids.extend(item.get("token_ids") or [])
+            if item.get("text"):
+                parts.append(item["text"])
+                stamps.append(time.monotonic() - started)
+    else:
+        raise AnswerError(f"the stream ended without [DONE] after {len(parts)} chunks")
+    if count is None:
+        raise AnswerError("the stream has no usage although stream_options asked for it")
+    first, last = (stamps[0], stamps[-1]) if stamps else (0.0, 0.0)
+    return Streamed("".join(parts), len(parts), first, last, count, tuple(ids))
+
+
+def _event(data: str) -> dict[str, Any]:
+    try:
+        found = json.loads(data)
+    except ValueError:
+        raise AnswerError(f"an event of the stream is no JSON: {shorten(data)!r}") from None
+    if not isinstance(found, dict):
+        raise AnswerError(f"an event of the stream is no object: {shorten(data)!r}")
+    if "error" in found:
+        error = found["error"]
+        raise AnswerError(
+            f"an error within the stream: "
+            f"{shorten(str(error.get('message', error) if isinstance(error, dict) else error))}"
+        )
+    return found

@@ -1,0 +1,275 @@
+"""The checks: each asks one thing of the server and says what came back."""
+
+from __future__ import annotations
+
+import functools
+import math
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from glm5_deploy.config.models import SmokePrompt
+from glm5_deploy.smoke import backend
+from glm5_deploy.smoke.api import AnswerError, Streamed, choice, quoted, shorten, usage
+from glm5_deploy.smoke.context import PROMPT, CheckFailed, CheckSkipped, Context, Probe
+
+_FILLER = "The quick brown fox jumps over the lazy dog. "
+
+
+def health(context: Context) -> str:
+    """``/health`` answers 200."""
+    status = context.api.status("/health")
+    if status != 200:
+        raise CheckFailed(
+            f"/health answers {status}", f"look at: glm5-deploy logs --host {context.host.name}"
+        )
+    return "200"
+
+
+def model_list(context: Context) -> str:
+    """The list names the served model."""
+    rows = context.api.get("/v1/models").get("data")
+    names = [str(row.get("id")) for row in rows or [] if isinstance(row, dict)]
+    wanted = context.profile.served_model_name
+    if wanted not in names:
+        raise CheckFailed(f"lists {', '.join(names) or 'nothing'}, not {wanted}")
+    return ", ".join(names)
+
+
+def completion(context: Context) -> str:
+    """A completion holds text."""
+    answer = context.api.complete(PROMPT, context.profile.smoke.max_tokens)
+    return _some_text(choice(answer).get("text"))
+
+
+def chat(context: Context) -> str:
+    """A chat completion holds text or reasoning."""
+    if not context.profile.smoke.chat:
+        raise CheckSkipped("the profile says smoke.chat: false")
+    body = {
+        "model": context.api.model,
+        "messages": [{"role": "user", "content": "What is the capital of France?"}],
+        "max_tokens": context.profile.smoke.max_tokens,
+        "temperature": 0,
+    }
+    try:
+        answer = context.api.post("/v1/chat/completions", body)
+    except AnswerError as error:
+        if "chat template" not in str(error):
+            raise
+        hint = "add a chat template to the model's folder, or set smoke.chat: false"
+        raise CheckFailed(str(error), hint) from error
+    message = choice(answer).get("message")
+    fields = message if isinstance(message, dict) else {}
+    found = [fields.get(key) for key in ("content", "reasoning_content", "reasoning")]
+    return _some_text(next((text for text in found if text), None))
+
+
+def _some_text(text: object) -> str:
+    if not isinstance(text, str) or not text:
+        raise CheckFailed("the answer holds no text")
+    return quoted(text, 60)
+
+
+def stream(context: Context) -> str:
+    """A stream ends with [DONE], carries usage, and says what the whole answer says."""
+    smoke = context.profile.smoke
+    found = _streamed(context)
+    whole = choice(context.api.complete(PROMPT, smoke.max_tokens)).get("text")
+    if found.text != whole:
+        raise CheckFailed(f"streams {quoted(found.text, 50)} but answers {quoted(str(whole), 50)}")
+    return f"{found.chunks} chunks, {found.tokens} tokens"
+
+
+def _streamed(context: Context) -> Streamed:
+    found = context.api.stream(PROMPT, context.profile.smoke.max_tokens)
+    if not found.text:
+        raise CheckFailed("the stream holds no text")
+    return found
+
+
+def greedy(context: Context) -> str:
+    """The same greedy request twice gives the same text."""
+    limit = context.profile.smoke.max_tokens
+    first, second = (choice(context.api.complete(PROMPT, limit)).get("text") for _ in range(2))
+    if first != second:
+        raise CheckFailed(f"{quoted(str(first), 50)} at first, then {quoted(str(second), 50)}")
+    return "twice the same"
+
+
+def logprobs(context: Context) -> str:
+    """Every log-probability is a finite number, also those of the runners-up."""
+    answer = context.api.complete(PROMPT, context.profile.smoke.max_tokens, logprobs=5)
+    found = choice(answer).get("logprobs")
+    fields: dict[str, Any] = found if isinstance(found, dict) else {}
+    chosen = fields.get("token_logprobs") or []
+    if not chosen:
+        raise CheckFailed("the answer holds no log-probabilities")
+    others = [value for row in fields.get("top_logprobs") or [] for value in (row or {}).values()]
+    for position, value in enumerate([*chosen, *others]):
+        # vLLM writes -9999 for what it cannot express: a greedy token cannot be that unlikely.
+        impossible = position < len(chosen) and isinstance(value, float) and value <= -9999
+        if not isinstance(value, int | float) or not math.isfinite(value) or impossible:
+            raise CheckFailed(f"log-probability {position + 1} of {len(chosen)} is {value}")
+    return f"{len(chosen)} finite, lowest {min(chosen):.3f}"
+
+
+def expectation(prompt: SmokePrompt, context: Context) -> str:
+    """A prompt's greedy answer is what the profile says."""
+    answer = context.api.complete(prompt.prompt, prompt.max_tokens, return_token_ids=True)
+    found = choice(answer)
+    text = str(found.get("text"))
+    if prompt.text is not None and text != prompt.text:
+        raise CheckFailed(f"text {quoted(text, 60)}, expected {quoted(prompt.text, 60)}")
+    if prompt.contains is not None and prompt.contains not in text:
+        raise CheckFailed(f"{quoted(prompt.contains, 40)} is not in {quoted(text, 80)}")
+    if prompt.tokens is not None:
+        _same_tokens(prompt.tokens, found.get("token_ids"))
+    return quoted(text, 60)
+
+
+def _same_tokens(wanted: list[int], found: object) -> None:
+    if not isinstance(found, list):
+        raise CheckFailed(
+            "the server returns no token ids", "vLLM does from 0.11 on (return_token_ids)"
+        )
+    if found != wanted:
+        pairs = enumerate(zip(wanted, found, strict=False))
+        at = next((i for i, (want, got) in pairs if want != got), min(len(wanted), len(found)))
+        raise CheckFailed(
+            f"token {at + 1} differs: {found[at : at + 3]}…, expected {wanted[at : at + 3]}…"
+        )
+
+
+def long_prompt(context: Context) -> str:
+    """A prompt of exactly the given token length is taken and counted right."""
+    wanted, limit = context.profile.smoke.prompt_tokens, context.profile.smoke.max_tokens
+    if wanted is None:
+        raise CheckSkipped("the profile names no smoke.prompt_tokens")
+    ids = _token_ids(context, wanted)
+    prompt: str | list[int] = _FILLER * (wanted // 10 + 1) if ids is None else ids
+    answer = context.api.complete(prompt, limit)
+    _some_text(choice(answer).get("text"))
+    counted = usage(answer, "prompt_tokens")
+    if ids is None:
+        return f"about {wanted} tokens, counted {counted} (no /tokenize for an exact length)"
+    if counted != wanted:
+        raise CheckFailed(f"{wanted} tokens were sent, the server counted {counted}")
+    return f"{counted} tokens"
+
+
+def _token_ids(context: Context, wanted: int) -> list[int] | None:
+    """A text's first ``wanted`` token ids by the server, or None where it has no /tokenize."""
+    body = {"model": context.api.model, "prompt": _FILLER * (wanted // 5 + 1)}
+    try:
+        answer = context.api.post("/tokenize", body)
+    except AnswerError as error:
+        if error.status == 404:
+            return None
+        raise
+    room, tokens = answer.get("max_model_len"), answer.get("tokens")
+    total = wanted + context.profile.smoke.max_tokens
+    if isinstance(room, int) and total > room:
+        raise CheckFailed(
+            f"{total} tokens do not fit into max_model_len {room}", "lower smoke.prompt_tokens"
+        )
+    if not isinstance(tokens, list) or len(tokens) < wanted:
+        raise CheckFailed(f"/tokenize gives {shorten(str(answer), 60)}")
+    return tokens[:wanted]
+
+
+def concurrent(context: Context) -> str:
+    """Several requests at once are all answered."""
+    number, limit = context.profile.smoke.concurrency, context.profile.smoke.max_tokens
+
+    def ask(index: int) -> str | None:
+        try:
+            answer = context.api.complete(f"{PROMPT} ({index})", limit)
+            return None if choice(answer).get("text") else "an answer without text"
+        except AnswerError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(number) as pool:
+        problems = [problem for problem in pool.map(ask, range(number)) if problem]
+    if problems:
+        raise CheckFailed(f"{len(problems)} of {number} failed: {problems[0]}")
+    return f"{number} at once"
+
+
+def wrong_key(context: Context) -> str:
+    """A wrong key is refused."""
+    return _refused(context, {"Authorization": "Bearer not-the-key-of-this-server"})
+
+
+def missing_key(context: Context) -> str:
+    """A request without a key is refused."""
+    return _refused(context, {})
+
+
+def _refused(context: Context, headers: dict[str, str]) -> str:
+    if context.api_key is None:
+        raise CheckSkipped("no API key is set")
+    anonymous = type(context.api)(context.anonymous, context.api.model, context.api.deadline)
+    status = anonymous.status("/v1/models", headers)
+    if status not in (401, 403):
+        raise CheckFailed(
+            f"answered with {status}, not 401", "is VLLM_API_KEY in the server's environment?"
+        )
+    return str(status)
+
+
+def attention(context: Context) -> str:
+    """The journal names the expected attention backend, and no other."""
+    expected = context.profile.smoke.attention_backend
+    found = backend.read_backends(context.host, context.profile.unit_name)
+    if expected is None:
+        raise CheckSkipped(
+            f"the profile expects none; the log says {found.describe()}"
+            if found
+            else "the profile expects none"
+        )
+    if found is None:
+        raise CheckFailed(
+            "the journal could not be read", "allow sudo, or add the user to systemd-journal"
+        )
+    if not backend.matches(expected, found):
+        raise CheckFailed(f"the log says {found.describe()}, expected {expected}")
+    return found.describe()
+
+
+def speed(context: Context) -> str:
+    """Time to the first token and tokens a second of one stream, against the profile's floors."""
+    smoke = context.profile.smoke
+    found = _streamed(context)
+    spread = found.last - found.first
+    rate = (found.tokens - 1) / spread if found.tokens > 1 and spread > 0 else None
+    rate_text = "rate not measurable" if rate is None else f"{rate:.1f} tokens/s"
+    text = f"first token after {found.first:.3f} s, {rate_text}"
+    if smoke.max_ttft_seconds is not None and found.first > smoke.max_ttft_seconds:
+        raise CheckFailed(f"{text}; at most {smoke.max_ttft_seconds} s to the first is allowed")
+    if smoke.min_tokens_per_second is not None and (rate or 0.0) < smoke.min_tokens_per_second:
+        raise CheckFailed(f"{text}; at least {smoke.min_tokens_per_second} tokens/s is wanted")
+    return text
+
+
+def suite(context: Context) -> list[tuple[str, Probe]]:
+    """All checks with their names, in the order in which they run; health comes first."""
+    expected: list[tuple[str, Probe]] = [
+        (f"expected answer {number}", functools.partial(expectation, prompt))
+        for number, prompt in enumerate(context.profile.smoke.expect, 1)
+    ]
+    return [
+        ("health", health),
+        ("model list", model_list),
+        ("completion", completion),
+        ("chat", chat),
+        ("stream", stream),
+        ("greedy twice", greedy),
+        ("log-probabilities", logprobs),
+        *expected,
+        ("long prompt", long_prompt),
+        ("concurrency", concurrent),
+        ("wrong key refused", wrong_key),
+        ("missing key refused", missing_key),
+        ("attention backend", attention),
+        ("speed", speed),
+    ]

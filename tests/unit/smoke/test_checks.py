@@ -1,0 +1,116 @@
+"""Every fault of the scriptable server gives the row that a user can read."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import yaml
+from conftest import LocalHost, Server
+from glm5_deploy.hosts.command import Secret
+from glm5_deploy.hosts.host import Host
+from glm5_deploy.report.events import Silent
+from glm5_deploy.report.outcome import Check
+from glm5_deploy.smoke.run import run_smoke
+
+CASES: dict[str, dict[str, Any]] = yaml.safe_load(
+    Path(__file__).with_name("faults.yml").read_text()
+)
+SMOKE = {
+    "expect": [{"prompt": "count", "max_tokens": 3, "text": " one two three", "tokens": [1, 2, 3]}],
+    "prompt_tokens": 100,
+    "attention_backend": "TRITON_MLA_SPARSE",
+}
+JOURNAL = (
+    "INFO [cuda.py:507] Using TRITON_MLA_SPARSE attention backend out of potential backends: [].\n"
+)
+KEY = Secret("s3cret")
+
+
+def smoke(target: Any, host: LocalHost | None = None, **more: Any) -> dict[str, Check]:  # noqa: ANN401
+    host = host or LocalHost(journal=JOURNAL)
+    options = {"api_key": KEY, "request_timeout": 1.0} | more
+    rows = run_smoke(cast(Host, host), target, Silent(), **options)
+    return {row.name: row for row in rows}
+
+
+@pytest.mark.parametrize("fault", CASES)
+def test_fault_gives_its_rows(fault: str, serve: Server) -> None:
+    case = CASES[fault]
+    target = serve("--api-key", KEY.value, "--fault", fault, smoke=SMOKE | case.get("smoke", {}))
+    rows = smoke(target, request_timeout=case.get("timeout", 1.0))
+    expected = case["rows"]
+    if case.get("healthy", True):
+        assert {n for n, row in rows.items() if row.status != "passed"} == set(expected)
+    else:
+        others = {row.status for name, row in rows.items() if name != "health"}
+        assert others == {"skipped"}
+    for name, text in expected.items():
+        assert f"{rows[name].status}: {rows[name].detail}".startswith(text)
+    assert not any("Traceback" in row.detail or KEY.value in row.detail for row in rows.values())
+
+
+def test_non_deterministic(serve: Server) -> None:
+    target = serve("--fault", "non-deterministic")
+    details = {smoke(target, api_key=None)["greedy twice"].status for _ in range(6)}
+    assert "failed" in details
+
+
+def test_nobody_listens(serve: Server) -> None:
+    target = serve()
+    closed = target.profile.model_copy(
+        update={"serve": target.profile.serve.model_copy(update={"port": 9})}
+    )
+    rows = smoke(target.model_copy(update={"profile": closed}))
+    assert rows["health"].status == "failed"
+    assert rows["health"].detail.startswith("no connection: ")
+    assert rows["completion"].detail == "the server is not healthy"
+
+
+def test_without_a_key_its_checks_are_skipped(serve: Server) -> None:
+    rows = smoke(serve(), api_key=None)
+    assert rows["wrong key refused"].status == "skipped"
+    assert rows["missing key refused"].detail == "no API key is set"
+
+
+def test_profile_without_expectations_skips_with_a_reason(serve: Server) -> None:
+    rows = smoke(serve(smoke={"chat": False}), api_key=None)
+    assert rows["chat"].detail == "the profile says smoke.chat: false"
+    assert rows["long prompt"].status == "skipped"
+    assert rows["attention backend"].detail.endswith("the log says TRITON_MLA_SPARSE")
+
+
+def test_wrong_backend(serve: Server) -> None:
+    target = serve("--api-key", KEY.value, smoke=SMOKE)
+    host = LocalHost(journal=JOURNAL.replace("TRITON_MLA_SPARSE", "FLASHMLA"))
+    row = smoke(target, host)["attention backend"]
+    assert row.detail == "the log says FLASHMLA, expected TRITON_MLA_SPARSE"
+
+
+def test_unreadable_journal(serve: Server) -> None:
+    target = serve("--api-key", KEY.value, smoke=SMOKE)
+    row = smoke(target, LocalHost(sudo_allowed=False))["attention backend"]
+    assert (row.status, row.detail) == ("failed", "the journal could not be read")
+
+
+def test_prompt_longer_than_the_model_takes(serve: Server) -> None:
+    rows = smoke(serve("--max-model-len", "64", smoke=SMOKE), api_key=None)
+    assert rows["long prompt"].detail == "106 tokens do not fit into max_model_len 64"
+
+
+def test_deadline_in_the_past(serve: Server) -> None:
+    rows = list(smoke(serve(), deadline=time.monotonic() - 1).values())
+    assert rows[0].status == "failed"
+    assert {row.status for row in rows[1:]} == {"skipped"}
+
+
+def test_wrong_tokens_name_the_first_difference(serve: Server) -> None:
+    expect = [{"prompt": "count", "max_tokens": 3, "tokens": [1, 7, 3]}]
+    row = smoke(serve(smoke={"expect": expect}), api_key=None)["expected answer 1"]
+    assert row.detail == "token 2 differs: [2, 3]…, expected [7, 3]…"
+
+
+def test_wildcard_bind_is_dialled_as_loopback(serve: Server) -> None:
+    assert smoke(serve(serve_host="0.0.0.0"), api_key=None)["health"].status == "passed"
