@@ -17,6 +17,7 @@ import subprocess
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -69,7 +70,7 @@ class BedHost:
 
     @property
     def root(self) -> Path:
-        """Its root folder as seen from here, without what is mounted inside (``/run``, ``/tmp``)."""
+        """Its root folder as seen from here, without what is mounted inside (``/run``)."""
         return self.folder / "root"
 
     def exec(
@@ -284,11 +285,10 @@ class BedHost:
     def _processes(self) -> list[int]:
         found: set[int] = set()
         for group in self._cgroups():
-            for file in group.rglob("cgroup.procs"):
-                try:
-                    found.update(int(line) for line in file.read_text().split())
-                except OSError:
-                    continue
+            for folder, _, _ in os.walk(group):  # groups come and go; walk skips what has gone
+                with suppress(OSError):
+                    text = Path(folder, "cgroup.procs").read_text()
+                    found.update(int(line) for line in text.split())
         return sorted(found)
 
     def _leader(self) -> int | None:
@@ -507,10 +507,8 @@ def _children(process: int) -> Iterator[int]:
 
 
 def _kill(process: int, number: int) -> None:
-    try:
+    with suppress(ProcessLookupError):
         os.kill(process, number)
-    except ProcessLookupError:
-        return
 
 
 def _mounts_under(folder: Path) -> list[str]:
@@ -524,9 +522,6 @@ def _mounts_under(folder: Path) -> list[str]:
 
 
 def _remove_cgroup(group: Path) -> None:
-    if not group.is_dir():
-        return
-    for child in sorted(group.rglob("*"), key=lambda path: len(path.parts), reverse=True):
-        if child.is_dir():
-            child.rmdir()
-    group.rmdir()
+    for folder, _, _ in os.walk(group, topdown=False):
+        with suppress(FileNotFoundError):
+            os.rmdir(folder)

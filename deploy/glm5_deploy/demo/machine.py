@@ -1,4 +1,4 @@
-"""What a throwaway host inherits from this machine, so that package tools work in it as they do here."""
+"""What a throwaway host inherits from this machine, so that package tools work there."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def pip_settings() -> PipSettings:
 
 
 def parse_pip_config(text: str) -> PipSettings:
-    """Lines such as ``global.find-links='/opt/a /opt/b'``; environment variables win in pip as they do here."""
+    """Read lines such as ``global.find-links='/opt/a /opt/b'``; environment variables win."""
     values: dict[str, str] = {}
     for line in text.splitlines():
         key, separator, value = line.partition("=")
@@ -64,7 +64,7 @@ def parse_pip_config(text: str) -> PipSettings:
 
 
 def uv_configuration(pip: PipSettings) -> str:
-    """The same places as ``uv.toml``; uv reads no configuration of pip's and no system CA set unless told."""
+    """The same places as ``uv.toml``: uv reads neither pip's settings nor the system's CA set."""
 
     def quoted(places: tuple[str, ...]) -> str:
         return ", ".join(f'"{place}"' for place in places)
@@ -81,7 +81,7 @@ def uv_configuration(pip: PipSettings) -> str:
 
 
 def apt_sources(suite: str, etc: Path = ETC) -> list[str]:
-    """This machine's own archive entries for ``suite``, as one-line entries; other people's archives are left out."""
+    """This machine's own archive entries for ``suite``, one line each; no one else's archives."""
     apt = etc / "apt"
     files = [apt / "sources.list", *sorted((apt / "sources.list.d").glob("*"))]
     entries: list[str] = []
@@ -144,7 +144,7 @@ def apt_options(etc: Path = ETC) -> list[Path]:
 
 
 def name_servers() -> str:
-    """A resolv.conf that works from another network namespace: no server on this machine's loopback."""
+    """A resolv.conf that works from another network namespace: no server on a loopback address."""
     candidates = (ETC / "resolv.conf", Path("/run/systemd/resolve/resolv.conf"))
     for path in candidates:
         text = path.read_text() if path.is_file() else ""

