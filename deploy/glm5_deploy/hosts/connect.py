@@ -1,0 +1,39 @@
+"""From a resolved target to a `Host`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from glm5_deploy.config.models import Target
+from glm5_deploy.hosts.command import Secret
+from glm5_deploy.hosts.host import Host
+from glm5_deploy.hosts.ssh import SshHost
+
+
+def open_host(target: Target, base: Path) -> Host:
+    """The host of a target. Nothing is dialled, and no secret resolved, before it is needed.
+
+    Args:
+        base: the inventory's folder, which relative references start from.
+    """
+    settings = target.settings
+    return SshHost(
+        target.name,
+        settings.connection,
+        settings.become,
+        sudo_password=_late(settings.become.password, base),
+        passphrase=_late(settings.connection.identity_passphrase, base),
+    )
+
+
+def _late(reference: str | None, base: Path) -> Callable[[], Secret] | None:
+    if reference is None:
+        return None
+
+    def resolve() -> Secret:
+        from glm5_deploy.config.references import resolve_secret
+
+        return resolve_secret(reference, base)
+
+    return resolve

@@ -1,0 +1,428 @@
+"""`SshHost`: the `Host` of real machines, over one SSH connection."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Literal, NoReturn
+
+from glm5_deploy.config.models import Become, Connection
+from glm5_deploy.errors import (
+    CommandFailedError,
+    CommandTimeoutError,
+    SudoRefusedError,
+    UnreachableError,
+)
+from glm5_deploy.hosts.become import Handshake, Opening, become, guarded, refusal
+from glm5_deploy.hosts.command import Command, Secret, command, script
+from glm5_deploy.hosts.host import Line, Progress, Result, RsyncStats, no_progress
+from glm5_deploy.hosts.lines import LineSplitter
+from glm5_deploy.hosts.retry import retrying
+from glm5_deploy.hosts.ssh_config import Route, resolve
+
+if TYPE_CHECKING:
+    import paramiko
+
+    from glm5_deploy.hosts.execution import Execution
+    from glm5_deploy.hosts.session import Session
+
+GRACE = 15.0
+"""Seconds that the host has to end a command (TERM, then KILL after 5 s) before it is given up
+here.
+"""
+
+CHANNEL_TIMEOUT = 15.0
+"""Seconds for a channel to open: one round trip, so a longer wait means a dead link."""
+
+TIMED_OUT = frozenset({124, 137})
+"""What ``timeout`` ends with."""
+
+PUT = r"""
+set -eu
+path=$1 mode=$2 owner=$3 size=$4
+trap 'exit 143' HUP INT TERM
+mkdir -p -- "$(dirname -- "$path")"
+new=$(mktemp -- "$(dirname -- "$path")/.glm5-XXXXXXXXXX")
+trap 'rm -f -- "$new"' EXIT
+cat >"$new"
+got=$(stat -c %s -- "$new")
+if [ "$got" != "$size" ]; then echo "only $got of $size bytes arrived" >&2; exit 74; fi
+[ -z "$owner" ] || chown -- "$owner" "$new"
+chmod -- "$mode" "$new"
+sync -- "$new"
+mv -fT -- "$new" "$path"
+trap - EXIT
+"""
+"""$1 path, $2 mode, $3 owner or empty, $4 size in bytes; the content is standard input."""
+
+
+class SshHost:
+    """One machine over one SSH connection, opened on first use and reopened when it broke between
+    commands.
+
+    One thread works with a host; `close` may be called from any other and ends what is in flight.
+
+    Args:
+        name: in the inventory.
+        connection: where it is; the user's ssh_config gives the rest.
+        become: how commands become root.
+        sudo_password: gives sudo's password when sudo asks for one.
+        passphrase: gives the key file's passphrase when it is needed.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        connection: Connection,
+        become: Become,
+        *,
+        sudo_password: Callable[[], Secret] | None = None,
+        passphrase: Callable[[], Secret] | None = None,
+    ) -> None:
+        self._name = name
+        self._connection = connection
+        self._become = become
+        self._sudo_password = sudo_password
+        self._passphrase = passphrase
+        self._route: Route | None = None
+        self._session: Session | None = None
+        self._round_trips = 0
+        self._closing = threading.Event()
+        self._closers: list[Callable[[], None]] = []
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def route(self) -> Route:
+        """How the host is reached, after ssh_config.
+
+        Raises:
+            UsageError: the configuration cannot be used.
+        """
+        if self._route is None:
+            self._route = resolve(self._name, self._connection)
+        return self._route
+
+    @property
+    def login_user(self) -> str:
+        return self.route.user
+
+    @property
+    def round_trips(self) -> int:
+        return self._round_trips
+
+    # --- commands --------------------------------------------------------------------------------
+
+    def run(
+        self,
+        command: Command,
+        *,
+        sudo: bool = False,
+        user: str | None = None,
+        stdin: bytes | None = None,
+        timeout: float | None = 120.0,
+        check: bool = True,
+    ) -> Result:
+        """See `Host.run`."""
+        returncode, stdout, stderr = self._complete(
+            command, sudo=sudo, user=user, stdin=stdin, timeout=timeout
+        )
+        result = Result(command, returncode, _text(stdout), _text(stderr))
+        if check and not result.ok:
+            raise failure(self._name, result)
+        return result
+
+    @contextlib.contextmanager
+    def stream(self, command: Command, *, sudo: bool = False) -> Iterator[Iterator[Line]]:
+        """See `Host.stream`."""
+        execution = self._start(command, sudo=sudo, user=None, stdin=None, timeout=None)
+        try:
+            yield self._lines(execution)
+        finally:
+            execution.channel.close()
+
+    def put(
+        self,
+        content: bytes,
+        path: PurePosixPath,
+        *,
+        mode: int = 0o644,
+        owner: str | None = None,
+        sudo: bool = True,
+    ) -> None:
+        """See `Host.put`. The transfer has no limit of its own: a dead link ends it."""
+        writer = script(PUT, path, f"{mode:04o}", owner or "", len(content))
+        result = self.run(writer, sudo=sudo, stdin=content, timeout=None, check=False)
+        if not result.ok:
+            raise CommandFailedError(f"{self._name}: cannot write {path}: {_tail(result.stderr)}")
+
+    def get(self, path: PurePosixPath, *, sudo: bool = True) -> bytes:
+        """See `Host.get`."""
+        returncode, stdout, stderr = self._complete(
+            command("cat", "--", path), sudo=sudo, user=None, stdin=None, timeout=None
+        )
+        if returncode != 0:
+            raise CommandFailedError(f"{self._name}: cannot read {path}: {_tail(_text(stderr))}")
+        return stdout
+
+    def rsync(
+        self,
+        source: Path,
+        target: PurePosixPath,
+        *,
+        include: tuple[str, ...] = (),
+        delete: bool = False,
+        checksum: bool = False,
+        progress: Progress = no_progress,
+    ) -> RsyncStats:
+        """See `Host.rsync`."""
+        from glm5_deploy.hosts.rsync import Transfer, transfer
+
+        self._round_trips += 1
+        wanted = Transfer(source, target, include=include, delete=delete, checksum=checksum)
+        return transfer(
+            self._name,
+            wanted,
+            self.route,
+            keepalive=self._connection.keepalive,
+            attempts=self._connection.connect_attempts,
+            passphrase=self._passphrase,
+            progress=progress,
+            cancelled=self._closing,
+        )
+
+    def dial(self, address: str, port: int) -> socket.socket:
+        """See `Host.dial`."""
+        import paramiko
+
+        self._round_trips += 1
+        try:
+            channel = self._channel("direct-tcpip", (address, port))
+        except paramiko.ChannelException as error:
+            if error.code == 2:  # SSH_OPEN_CONNECT_FAILED
+                raise ConnectionRefusedError(
+                    f"{self._name}: nothing listens on {address} port {port} ({error.text})"
+                ) from error
+            raise UnreachableError(
+                f"{self._name}: sshd forwards no connection to {address} port {port}: {error.text}",
+                "allow it there: AllowTcpForwarding local",
+            ) from error
+        return channel  # type: ignore[return-value]  # it has what a socket's users need
+
+    def close(self) -> None:
+        """See `Host.close`."""
+        self._closing.set()
+        self._drop()
+        while self._closers:
+            with contextlib.suppress(Exception):
+                self._closers.pop()()
+
+    # --- how commands are carried out ------------------------------------------------------------
+
+    def _complete(
+        self,
+        command: Command,
+        *,
+        sudo: bool,
+        user: str | None,
+        stdin: bytes | None,
+        timeout: float | None,
+    ) -> tuple[int, bytes, bytes]:
+        execution = self._start(command, sudo=sudo, user=user, stdin=stdin, timeout=timeout)
+        stdout, stderr = bytearray(), bytearray()
+        begun = _now()
+        try:
+            for stream, data in execution.chunks():
+                (stdout if stream == "stdout" else stderr).extend(data)
+        except CommandTimeoutError:
+            self._timed_out(command, timeout)
+        finally:
+            execution.channel.close()
+        if timeout is not None and execution.returncode in TIMED_OUT and _now() - begun >= timeout:
+            self._timed_out(command, timeout)
+        return execution.returncode, bytes(stdout), bytes(stderr)
+
+    def _timed_out(self, command: Command, timeout: float | None) -> NoReturn:
+        raise CommandTimeoutError(
+            f"{self._name}: still running after {timeout:g} s, ended: {command.masked()}"
+        )
+
+    def _start(
+        self,
+        command: Command,
+        *,
+        sudo: bool,
+        user: str | None,
+        stdin: bytes | None,
+        timeout: float | None,
+    ) -> Execution:
+        from glm5_deploy.hosts.execution import Execution
+
+        self._round_trips += 1
+        wanted = (user or "root") if sudo or user is not None else None
+        opening = self._opening(wanted)
+        start = opening.handshake.start if opening else ""
+        wrapped = guarded(command, limit=timeout or 0, lifeline=stdin is None, start=start)
+        if opening and wanted:
+            wrapped = become(wrapped, wanted, opening.handshake)
+        channel = self._channel("session", None)
+        session = self._session
+        assert session is not None  # _channel opened it
+        self._exec(channel, wrapped)
+        who = (self._name, self.route.user, wanted or "root")
+
+        def refused(wrong: bool) -> SudoRefusedError:
+            assert opening is not None  # only a command with sudo is refused
+            return refusal(*who, opening, wrong=wrong)
+
+        return Execution(
+            session,
+            channel,
+            stdin,
+            opening,
+            self._sudo_password,
+            None if timeout is None else timeout + GRACE,
+            refused,
+            lambda: self._broken(command),
+        )
+
+    def _opening(self, wanted: str | None) -> Opening | None:
+        """The dialogue with sudo, or None where the login user does it."""
+        if wanted is None or wanted == self.login_user:
+            return None
+        if self._become.method == "none" and wanted == "root":
+            return None
+        return Opening(Handshake.draw(password=self._sudo_password is not None))
+
+    def _exec(self, channel: paramiko.Channel, wrapped: Command) -> None:
+        import paramiko
+
+        try:
+            channel.settimeout(CHANNEL_TIMEOUT)
+            channel.exec_command(wrapped.shell())
+            channel.settimeout(None)
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            channel.close()
+            raise self._broken(wrapped) from error
+
+    def _broken(self, command: Command) -> UnreachableError:
+        """For a command in flight: whether it was carried out is not known, so it is not repeated."""
+        session, self._session = self._session, None
+        silent = session is not None and session.silent
+        if session is not None:
+            session.close()
+        if self._closing.is_set():
+            return UnreachableError(f"{self._name}: the connection was closed")
+        why = "no answer for a while: the link is dead" if silent else "the connection broke"
+        return UnreachableError(f"{self._name}: {why} during: {command.masked(120)}")
+
+    def _lines(self, execution: Execution) -> Iterator[Line]:
+        splitters: dict[Literal["stdout", "stderr"], LineSplitter] = {
+            "stdout": LineSplitter(),
+            "stderr": LineSplitter(),
+        }
+        for stream, data in execution.chunks():
+            for text in splitters[stream].feed(data):
+                yield Line(stream, text)
+        for stream, splitter in splitters.items():
+            for text in splitter.rest():
+                yield Line(stream, text)
+
+    # --- the connection --------------------------------------------------------------------------
+
+    def _channel(
+        self, kind: Literal["session", "direct-tcpip"], address: tuple[str, int] | None
+    ) -> paramiko.Channel:
+        """Open a channel. A connection that broke while idle is replaced once: nothing has started
+        yet.
+        """
+        import paramiko
+
+        reused = self._session is not None
+        session = self._connected()
+        try:
+            return session.transport.open_channel(
+                kind, address, ("127.0.0.1", 0) if address else None, timeout=CHANNEL_TIMEOUT
+            )
+        except paramiko.ChannelException as error:
+            if kind == "session":
+                raise UnreachableError(
+                    f"{self._name}: sshd opens no further session: {error.text}",
+                    "MaxSessions in its sshd_config may be too low",
+                ) from error
+            raise
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            self._drop()
+            if reused and not self._closing.is_set():
+                return self._channel(kind, address)
+            raise UnreachableError(
+                f"{self._name}: the connection broke at once: {error or type(error).__name__}"
+            ) from error
+
+    def _connected(self) -> Session:
+        if self._closing.is_set():
+            raise UnreachableError(f"{self._name}: the connection was closed")
+        if self._session is not None and not self._session.alive:
+            self._drop()
+        if self._session is None:
+            self._session = self._open()
+        return self._session
+
+    def _open(self) -> Session:
+        from glm5_deploy.hosts.session import Login, NotRetriedError, open_session
+
+        route = self.route
+        login = Login(self._connection.keepalive, self._passphrase, self._closers.append)
+
+        def attempt() -> Session:
+            self._closers.clear()
+            return open_session(route, login)
+
+        session = retrying(
+            attempt,
+            attempts=self._connection.connect_attempts,
+            transient=lambda error: (
+                isinstance(error, UnreachableError) and not isinstance(error, NotRetriedError)
+            ),
+            cancelled=self._closing,
+        )
+        if self._closing.is_set():
+            session.close()
+            raise UnreachableError(f"{self._name}: the connection was closed")
+        return session
+
+    def _drop(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
+
+
+def _now() -> float:
+    import time
+
+    return time.monotonic()
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", errors="replace")
+
+
+def _tail(text: str, lines: int = 5) -> str:
+    """The end of what a program said: where errors are."""
+    return "\n".join(text.strip().splitlines()[-lines:]) or "it said nothing"
+
+
+def failure(host: str, result: Result) -> CommandFailedError:
+    """The error for a status that was not asked for."""
+    status = (
+        f"was ended by signal {result.returncode - 128}"
+        if 128 < result.returncode < 160
+        else f"ended with status {result.returncode}"
+    )
+    said = _tail(result.stderr or result.stdout)
+    return CommandFailedError(f"{host}: {result.command.masked()} {status}: {said}")
