@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from glm5_deploy.config.errors import ConfigErrors, ConfigProblem
-from glm5_deploy.config.yaml import Node
+from glm5_deploy.config.node import Node
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import difflib
 import ipaddress
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from glm5_deploy.config.errors import ConfigErrors, ConfigProblem
 from glm5_deploy.config.merge import group_order, groups_of, members, settings_of
+from glm5_deploy.config.models import Target
+from glm5_deploy.config.node import Node
 from glm5_deploy.config.resources import find_lock, lock_names
 from glm5_deploy.config.templates import is_template
-from glm5_deploy.config.yaml import Node
 
 DEFAULT_ROOT = "/opt/glm5"
 
@@ -40,19 +41,14 @@ def nearest(name: str, known: Iterable[str], what: str) -> str:
 
 
 def inventory_problems(document: Node) -> list[ConfigProblem]:
-    """Groups that name what is not there or hold each other, and hosts that would share a folder."""
-    groups, hosts = _below(document, "groups"), _below(document, "hosts")
+    """Groups that name what is not there or hold each other, and hosts that share a folder."""
+    groups, hosts = document.below("groups"), document.below("hosts")
     problems = [*_unknown_members(groups, hosts), *_both_host_and_group(groups, hosts)]
     try:
         order = group_order(groups)
     except ConfigErrors as error:
         return [*problems, *error.problems]
     return [*problems, *_same_place(document, hosts, groups, order)]
-
-
-def _below(document: Node, key: str) -> Mapping[str, Node]:
-    node = document.at(key)
-    return {} if node is None else node.mapping
 
 
 def _unknown_members(
@@ -101,6 +97,26 @@ def _value(node: Node, *path: str) -> str | None:
     return None if found is None or found.value is None else str(found.value)
 
 
+def same_unit_problems(targets: Sequence[tuple[Target, Node]]) -> list[ConfigProblem]:
+    """Two entries for one machine, with a root each, must not write the same unit.
+
+    Args:
+        targets: each with its host's entry in the inventory.
+    """
+    seen: dict[tuple[object, ...], str] = {}
+    problems = []
+    for target, entry in targets:
+        connection, unit = target.settings.connection, target.profile.unit_name
+        address = (connection.address or target.name).lower()
+        key = (address, connection.port or 22, connection.proxy_jump, unit)
+        first = seen.setdefault(key, target.name)
+        if first != target.name:
+            message = f"the same machine as `{first}`, and both would write {unit}"
+            hint = "give one of them `override: {service: NAME}`"
+            problems.append(entry.problem(message, hint, at_key=True))
+    return problems
+
+
 # --- a profile -----------------------------------------------------------------------------------
 
 
@@ -110,7 +126,8 @@ def profile_problems(profile: Node) -> list[ConfigProblem]:
 
 
 def _own_arguments(profile: Node) -> Iterator[ConfigProblem]:
-    for key, node in _below_path(profile, "serve", "args").items():
+    arguments = profile.at("serve", "args")
+    for key, node in ({} if arguments is None else arguments.mapping).items():
         plain = key.lstrip("-").replace("_", "-")
         if plain in _OWN_ARGUMENTS:
             yield node.problem(f"set this as `{_OWN_ARGUMENTS[plain]}`", at_key=True)
@@ -119,15 +136,15 @@ def _own_arguments(profile: Node) -> Iterator[ConfigProblem]:
             or not key.replace("-", "").replace("_", "").replace(".", "").isalnum()
         ):
             yield node.problem(
-                "an argument's name holds letters, digits, `-`, `_` and `.`, and no dashes in front",
+                "an argument's name holds letters, digits, `-`, `_`, `.`, and no dashes in front",
                 f"write `{key.lstrip('-')}`" if key.startswith("-") else None,
                 at_key=True,
             )
 
 
 def _variables(profile: Node) -> Iterator[ConfigProblem]:
-    environment = _below_path(profile, "environment")
-    for name, node in _below_path(profile, "secrets").items():
+    environment = profile.below("environment")
+    for name, node in profile.below("secrets").items():
         if name in environment:
             yield node.problem("this variable is in `environment` too", at_key=True)
     if "VLLM_API_KEY" in environment:
@@ -136,11 +153,6 @@ def _variables(profile: Node) -> Iterator[ConfigProblem]:
             "write ${env:NAME}, ${file:path} or ${exec:command} there",
             at_key=True,
         )
-
-
-def _below_path(node: Node, *path: str) -> Mapping[str, Node]:
-    found = node.at(*path)
-    return {} if found is None else found.mapping
 
 
 def profile_warnings(profile: Node) -> list[ConfigProblem]:
@@ -157,7 +169,7 @@ def _open_address(profile: Node) -> Iterator[ConfigProblem]:
     except ValueError:
         return
     if address.is_unspecified or address.is_global:
-        key = _below_path(profile, "secrets").get("VLLM_API_KEY")
+        key = profile.below("secrets").get("VLLM_API_KEY")
         guard = "" if key is not None else " and no `secrets.VLLM_API_KEY` is set"
         yield node.problem(
             f"{node.text} listens beyond this machine and a private network{guard}",
@@ -166,7 +178,7 @@ def _open_address(profile: Node) -> Iterator[ConfigProblem]:
 
 
 def _looks_secret(profile: Node) -> Iterator[ConfigProblem]:
-    for name, node in _below_path(profile, "environment").items():
+    for name, node in profile.below("environment").items():
         if name != "VLLM_API_KEY" and any(word in name.upper() for word in _SECRET_WORDS):
             yield node.problem(
                 "looks like a secret, and `environment` is shown",

@@ -41,7 +41,7 @@ class ConfigProblem:
         return (str(self.file or ""), self.line or 0, self.column or 0, self.message)
 
 
-class ConfigErrors(UsageError):
+class ConfigErrors(UsageError):  # noqa: N818  # it holds many
     """All problems of all files at once, sorted by file and line; each is said once."""
 
     def __init__(self, problems: Iterable[ConfigProblem]) -> None:

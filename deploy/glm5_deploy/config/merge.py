@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 
 from glm5_deploy.config.errors import ConfigErrors, ConfigProblem, KeyPath
-from glm5_deploy.config.yaml import Node
+from glm5_deploy.config.node import Node
 
 MEMBERS = ("hosts", "groups")
 """Keys of a group that are no settings."""
@@ -26,12 +27,8 @@ class Origin:
 
 
 def merge(base: Node, top: Node) -> Node:
-    """`top` over `base`; an empty mapping entry (null) over a mapping changes nothing."""
-    if not isinstance(base.value, dict):
-        return top
-    if top.value is None:
-        return base
-    if not isinstance(top.value, dict):
+    """`top` over `base`: mappings merge, anything else (null too) replaces."""
+    if not isinstance(base.value, dict) or not isinstance(top.value, dict):
         return top
     merged = dict(base.value)
     for key, node in top.value.items():
@@ -50,7 +47,7 @@ def origin(node: Node) -> Origin:
 
 
 def origins(node: Node, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Origin]]:
-    """The origin of each scalar and of each list or empty mapping, by its key path in the merged value."""
+    """The origin of each scalar, list and empty mapping, by its key path in the merged value."""
     if isinstance(node.value, dict) and node.value:
         for key, child in node.value.items():
             yield from origins(child, (*path, key))
@@ -124,17 +121,13 @@ def groups_of(host: str, groups: Mapping[str, Node], order: Sequence[str]) -> tu
 
 def settings_of(document: Node, host: str, groups: Sequence[str]) -> Node:
     """A host's merged settings; `groups` as `groups_of` gives them."""
-    declared = document.at("groups")
-    levels = [document.at("defaults")]
-    for name in groups:
-        group = declared.at(name) if declared is not None else None
-        levels.append(None if group is None else _without_members(group))
-    levels.append(document.at("hosts", host))
-    merged = document.replace({})
-    for level in levels:
-        if level is not None:
-            merged = merge(merged, level)
-    return merged
+    declared = document.below("groups")
+    levels = [
+        document.at("defaults"),
+        *(_without_members(declared[name]) for name in groups),
+        document.at("hosts", host),
+    ]
+    return reduce(merge, (level for level in levels if level is not None), document.replace({}))
 
 
 def _without_members(group: Node) -> Node:

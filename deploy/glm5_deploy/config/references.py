@@ -19,14 +19,14 @@ EXEC_TIMEOUT = 30.0
 def resolve_secret(reference: str, base: Path) -> Secret:
     """The secret behind ``${env:NAME}``, ``${file:path}`` or ``${exec:command arguments}``.
 
-    One newline at the end of a file or of a command's output is dropped; anything else is kept as it is.
+    One newline at the end of a file or of a command's output is dropped, and nothing else.
 
     Args:
         reference: as it stands in the configuration.
         base: folder that a file's path is relative to and that a command runs in.
 
     Raises:
-        UsageError: it is no reference (what it is instead is never shown), or there is nothing behind it.
+        UsageError: it is no reference (what it is instead is never shown), or holds nothing.
     """
     kind, _, rest = reference.removeprefix("${").removesuffix("}").partition(":")
     resolver = _RESOLVERS.get(kind)

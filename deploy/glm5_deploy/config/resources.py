@@ -16,13 +16,13 @@ _IN_CHECKOUT = {
 
 @lru_cache(maxsize=3)
 def resource_dir(kind: Literal["templates", "profiles", "locks"]) -> Path:
-    """The folder in the installed package, or else in the checkout that this file lies in; it may not exist."""
+    """The folder in the installed package, else in the checkout around it; it may not exist."""
     packaged = _PACKAGE / "_data" / kind
     return packaged if packaged.is_dir() else _PACKAGE.parents[1] / _IN_CHECKOUT[kind]
 
 
 def find_lock(name: str, base: Path) -> Path | None:
-    """A lock by the name it ships under (with or without its suffix), or as a path relative to ``base``."""
+    """A lock by a path from ``base``, or by the name it ships under, with its suffix or without."""
     path = base / Path(name).expanduser()
     if path.is_file():
         return path.resolve()

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from glm5_deploy.config.errors import ConfigErrors, ConfigProblem
-from glm5_deploy.config.yaml import Node
+from glm5_deploy.config.node import Node
 
 if TYPE_CHECKING:
     from jinja2.sandbox import SandboxedEnvironment
@@ -52,7 +52,7 @@ def _render(node: Node, context: Mapping[str, Any], problems: list[ConfigProblem
         return node
 
 
-def _evaluate(text: str, context: Mapping[str, Any]) -> Any:
+def _evaluate(text: str, context: Mapping[str, Any]) -> object:
     from jinja2 import Undefined
 
     environment = _environment()
@@ -88,12 +88,12 @@ def _environment() -> SandboxedEnvironment:
     class Environment(SandboxedEnvironment):
         """Reads `vars.items` as the variable of that name, not as the method of a mapping."""
 
-        def getattr(self, obj: Any, attribute: str) -> Any:
+        def getattr(self, obj: object, attribute: str) -> object:
             if isinstance(obj, dict):
                 return self.getitem(obj, attribute)
             return super().getattr(obj, attribute)
 
-        def getitem(self, obj: Any, argument: Any) -> Any:
+        def getitem(self, obj: object, argument: Any) -> object:  # noqa: ANN401
             if isinstance(obj, dict) and argument not in obj:
                 return self.undefined(obj=obj, name=argument)
             return super().getitem(obj, argument)
@@ -101,7 +101,7 @@ def _environment() -> SandboxedEnvironment:
     return Environment(undefined=StrictUndefined, autoescape=False, keep_trailing_newline=True)
 
 
-def _as_node(value: Any, node: Node) -> Node:
+def _as_node(value: object, node: Node) -> Node:
     if isinstance(value, Mapping):
         return node.replace({str(key): _as_node(item, node) for key, item in value.items()})
     if isinstance(value, list | tuple):

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from glm5_deploy.config.errors import ConfigProblem, KeyPath
 from glm5_deploy.config.models import Model
-from glm5_deploy.config.yaml import Node
+from glm5_deploy.config.node import Node
 
 M = TypeVar("M", bound=Model)
 
@@ -24,10 +24,10 @@ SECRET_HINT = (
 
 
 def validate(model: type[M], node: Node) -> tuple[M | None, list[tuple[KeyPath, ConfigProblem]]]:
-    """The model, or None with every problem beside the key path (in the merged value) that it is about.
+    """The model, or None with every problem beside the key path (in the merged value) it is about.
 
-    Types are strict: ``"8000"`` is text, not a number. JSON is the way there because pydantic's strict mode
-    then still takes text for a path.
+    Types are strict: ``"8000"`` is text, not a number. JSON is the way there because pydantic's
+    strict mode then still takes text for a path.
     """
     try:
         return model.model_validate_json(json.dumps(node.plain()), strict=True), []
@@ -40,7 +40,7 @@ def validate(model: type[M], node: Node) -> tuple[M | None, list[tuple[KeyPath, 
 
 
 def _path_in(node: Node, location: Iterable[str | int]) -> KeyPath:
-    """pydantic's location without the names of union members and, for a missing key, up to its parent's key."""
+    """pydantic's location without the names of union members; for a missing key, its parent's."""
     path: list[str | int] = []
     current: Node | None = node
     for part in location:
@@ -74,11 +74,7 @@ def _translate(
 
 def is_secret(path: KeyPath) -> bool:
     """Whether a value at this path must never be shown."""
-    return (
-        bool(path)
-        and path[-1] in _SECRET_KEYS
-        or any(part == "secrets" for part in path[:-1] if isinstance(part, str))
-    )
+    return "secrets" in path[:-1] or (bool(path) and path[-1] in _SECRET_KEYS)
 
 
 def describe(node: Node) -> str:
@@ -115,10 +111,16 @@ _EXPECTED = {
 }
 
 _PATTERNS = {
-    "^[A-Za-z0-9][A-Za-z0-9._-]*$": "a name holds letters, digits, `.`, `_` and `-`, and begins with a letter or digit",
-    "^[A-Za-z_][A-Za-z0-9_]*$": "a variable's name holds letters, digits and `_`, and does not begin with a digit",
+    "^[A-Za-z0-9][A-Za-z0-9._-]*$": (
+        "a name holds letters, digits, `.`, `_` and `-`, and begins with a letter or digit"
+    ),
+    "^[A-Za-z_][A-Za-z0-9_]*$": (
+        "a variable's name holds letters, digits and `_`, and does not begin with a digit"
+    ),
     r"^3\.\d+$": 'a Python version is such as "3.12"',
-    "^[a-z_][a-z0-9_-]{0,31}$": "a user's name holds small letters, digits, `_` and `-`, 32 at most",
+    "^[a-z_][a-z0-9_-]{0,31}$": (
+        "a user's name holds small letters, digits, `_` and `-`, 32 at most"
+    ),
 }
 
 
@@ -215,7 +217,7 @@ def _unknown_key(model: type[BaseModel], path: KeyPath) -> str:
 
 
 def _suggestion(holder: type[BaseModel], key: str, names: list[str]) -> str | None:
-    """The key one level down if there is one of just that name, else the nearest here, else the nearest below."""
+    """The key of that name one level down, else the nearest here, else the nearest below."""
     below: dict[str, str] = {}
     for name in names:
         inner = _as_model(holder.model_fields[name].annotation)
@@ -232,13 +234,13 @@ def _suggestion(holder: type[BaseModel], key: str, names: list[str]) -> str | No
 
 def _model_at(model: type[BaseModel], path: KeyPath) -> type[BaseModel] | None:
     """The model that the value at this path is read into."""
-    annotation: Any = model
+    annotation: object = model
     for part in path:
         annotation = _step(annotation, part)
     return _as_model(annotation)
 
 
-def _step(annotation: Any, part: str | int) -> Any:
+def _step(annotation: object, part: str | int) -> object:
     holder = _as_model(annotation)
     if holder is not None:
         field = holder.model_fields.get(str(part))
@@ -247,7 +249,7 @@ def _step(annotation: Any, part: str | int) -> Any:
     return arguments[-1] if arguments else None
 
 
-def _bare(annotation: Any) -> Any:
+def _bare(annotation: object) -> object:
     """Without ``Annotated`` and without ``| None``."""
     if typing.get_origin(annotation) is typing.Annotated:
         return _bare(typing.get_args(annotation)[0])
@@ -257,7 +259,7 @@ def _bare(annotation: Any) -> Any:
     return annotation
 
 
-def _as_model(annotation: Any) -> type[BaseModel] | None:
+def _as_model(annotation: object) -> type[BaseModel] | None:
     bare = _bare(annotation)
     return bare if isinstance(bare, type) and issubclass(bare, BaseModel) else None
 
@@ -265,8 +267,8 @@ def _as_model(annotation: Any) -> type[BaseModel] | None:
 # --- empty sections ------------------------------------------------------------------------------
 
 
-def fill_empty(annotation: Any, node: Node) -> Node:
-    """Sections that hold nothing (``groups:`` with all its lines commented out) as empty mappings or lists."""
+def fill_empty(annotation: object, node: Node) -> Node:
+    """Sections that hold nothing (all lines below ``groups:`` commented out) as empty ones."""
     bare = _bare(annotation)
     model, kind = _as_model(bare), typing.get_origin(bare)
     if node.value is None:
@@ -282,5 +284,5 @@ def fill_empty(annotation: Any, node: Node) -> Node:
     return node.replace(filled)
 
 
-def _is_optional(annotation: Any) -> bool:
+def _is_optional(annotation: object) -> bool:
     return type(None) in typing.get_args(annotation)

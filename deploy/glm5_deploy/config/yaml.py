@@ -1,14 +1,13 @@
 """YAML with the place of every key and value, read by the rules of YAML 1.2.
 
-Only ``true`` and ``false`` are booleans, so a host may be called ``no``; ``0644`` and ``22:30`` stay text. Keys are always text.
-Aliases may be used (within a limit); merge keys may not, since `defaults`, `groups` and `override` do that with a visible origin.
+Only ``true`` and ``false`` are booleans, so a host may be called ``no``; ``0644`` and ``22:30``
+stay text. Keys are always text. Aliases may be used (within a limit); merge keys may not, since
+`defaults`, `groups` and `override` do that with a visible origin.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,102 +15,13 @@ import yaml
 from yaml.nodes import MappingNode, ScalarNode, SequenceNode
 from yaml.resolver import BaseResolver
 
-from glm5_deploy.config.errors import ConfigErrors, ConfigProblem, KeyPath, shown_path
+from glm5_deploy.config.errors import ConfigErrors, ConfigProblem, KeyPath
+from glm5_deploy.config.node import Node, Scalar
 
 NODE_LIMIT = 50_000
 """More values than any inventory has, reached only through nested aliases."""
 
 DEPTH_LIMIT = 50
-
-Scalar = str | int | float | bool | None
-
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """A value with its place.
-
-    Args:
-        value: a scalar, a list of nodes or a mapping from text to nodes.
-        file: the file that it was read from.
-        path: keys from the top of that file.
-        key_line, key_column: where its key is (its own place in a list), counted from 1.
-        line, column: where the value begins.
-        source: a scalar as it was written, without quotes.
-    """
-
-    value: dict[str, Node] | list[Node] | Scalar
-    file: Path
-    path: KeyPath = ()
-    key_line: int = 1
-    key_column: int = 1
-    line: int = 1
-    column: int = 1
-    source: str | None = None
-
-    @property
-    def mapping(self) -> Mapping[str, Node]:
-        """Its keys, or none where it is no mapping."""
-        return self.value if isinstance(self.value, dict) else {}
-
-    @property
-    def items(self) -> list[Node]:
-        """Its items, or none where it is no list."""
-        return self.value if isinstance(self.value, list) else []
-
-    @property
-    def text(self) -> str | None:
-        return self.value if isinstance(self.value, str) else None
-
-    def at(self, *path: str | int) -> Node | None:
-        """The node below, or None."""
-        node: Node | None = self
-        for part in path:
-            if node is None:
-                return None
-            if isinstance(part, int):
-                node = node.items[part] if part < len(node.items) else None
-            else:
-                node = node.mapping.get(part)
-        return node
-
-    def plain(self) -> Any:
-        """Without places."""
-        if isinstance(self.value, dict):
-            return {key: node.plain() for key, node in self.value.items()}
-        if isinstance(self.value, list):
-            return [node.plain() for node in self.value]
-        return self.value
-
-    def replace(self, value: dict[str, Node] | list[Node] | Scalar) -> Node:
-        """Another value at the same place."""
-        return Node(
-            value,
-            self.file,
-            self.path,
-            self.key_line,
-            self.key_column,
-            self.line,
-            self.column,
-            self.source,
-        )
-
-    def scalars(self) -> Iterator[Node]:
-        """Every scalar below, in order."""
-        if isinstance(self.value, dict):
-            for node in self.value.values():
-                yield from node.scalars()
-        elif isinstance(self.value, list):
-            for node in self.value:
-                yield from node.scalars()
-        else:
-            yield self
-
-    def problem(
-        self, message: str, hint: str | None = None, *, at_key: bool = False
-    ) -> ConfigProblem:
-        """A problem with this value, or with its key."""
-        line, column = (self.key_line, self.key_column) if at_key else (self.line, self.column)
-        return ConfigProblem(self.file, line, column, shown_path(self.path), message, hint)
 
 
 def read(file: Path) -> Node:
@@ -138,7 +48,7 @@ def parse(content: bytes, file: Path) -> Node:
             [ConfigProblem(file, None, None, "", "the file is empty", "a mapping is expected")]
         )
     builder = _Builder(file)
-    node = builder.build(top, (), top.start_mark)
+    node = builder.build(top, (), top)
     if not isinstance(node.value, dict) and not builder.problems:
         builder.problems.append(
             node.problem("expected a mapping (`key: value` lines) at the top of the file")
@@ -193,13 +103,14 @@ _Loader.yaml_implicit_resolvers.setdefault("", []).append(
 )
 
 
-def _compose(text: str, file: Path) -> Any:
+def _compose(text: str, file: Path) -> yaml.Node | None:
     # The C composer recurses without a limit, so that the depth is looked at first.
     try:
         _refuse_deep(text, file)
         loader = _Loader(text)
         try:
-            return loader.get_single_node()
+            top: yaml.Node | None = loader.get_single_node()
+            return top
         finally:
             loader.dispose()
     except yaml.YAMLError as error:
@@ -214,9 +125,13 @@ def _refuse_deep(text: str, file: Path) -> None:
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
         if depth > DEPTH_LIMIT:
-            mark = event.start_mark
+            line, column = _place(event.start_mark)
             message = f"nested more than {DEPTH_LIMIT} levels deep"
-            raise ConfigErrors([ConfigProblem(file, mark.line + 1, mark.column + 1, "", message)])
+            raise ConfigErrors([ConfigProblem(file, line, column, "", message)])
+
+
+def _place(mark: Any) -> tuple[int, int]:  # noqa: ANN401  # the C and Python parsers have a type each
+    return mark.line + 1, mark.column + 1
 
 
 _SYNTAX_HINTS = (
@@ -225,15 +140,21 @@ _SYNTAX_HINTS = (
     ("mapping values are not allowed", "a value that holds `: ` must be in quotes"),
     ("undefined alias", "an alias (*name) needs its anchor (&name) before it"),
     ("could not find expected ':'", "a key must be followed by a colon and a space"),
-    ("did not find expected key", "indent the keys of one mapping alike; put values with quotes or `{{` in quotes"),
-    ("found character that cannot start any token", "a value that begins with @, ` or a tab must be in quotes; indent with spaces"),
-)  # fmt: skip
+    (
+        "did not find expected key",
+        "indent the keys of one mapping alike; put values with quotes or `{{` in quotes",
+    ),
+    (
+        "found character that cannot start any token",
+        "a value that begins with @ or ` must be in quotes; indent with spaces, not tabs",
+    ),
+)
 
 
 def _syntax_problem(error: yaml.YAMLError, text: str, file: Path) -> ConfigProblem:
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     said = getattr(error, "problem", None) or getattr(error, "reason", None) or "syntax error"
-    line, column = (None, None) if mark is None else (mark.line + 1, mark.column + 1)
+    line, column = (None, None) if mark is None else _place(mark)
     if mark is None and isinstance(position := getattr(error, "position", None), int):
         before = text.encode(errors="replace")[:position].decode(errors="replace")
         line, column = before.count("\n") + 1, len(before.rsplit("\n", 1)[-1]) + 1
@@ -253,7 +174,7 @@ def _line(text: str, number: int) -> str:
 # --- from PyYAML's nodes to ours -----------------------------------------------------------------
 
 
-class _TooLarge(Exception):
+class _TooLargeError(Exception):
     """The limit of values was reached."""
 
 
@@ -266,43 +187,41 @@ class _Builder:
         self._count = 0
         self._open: set[int] = set()
 
-    def build(self, raw: Any, path: KeyPath, key_mark: Any) -> Node:
+    def build(self, raw: yaml.Node, path: KeyPath, at: yaml.Node) -> Node:
         try:
-            return self._build(raw, path, key_mark)
-        except _TooLarge:
-            node = self._node(None, raw, path, key_mark)
+            return self._build(raw, path, at)
+        except _TooLargeError:
+            node = self._node(None, raw, path, at)
             self.problems = [
                 node.problem(f"more than {NODE_LIMIT} values: aliases that repeat each other?")
             ]
             return node
 
-    def _build(self, raw: Any, path: KeyPath, key_mark: Any) -> Node:
+    def _build(self, raw: yaml.Node, path: KeyPath, at: yaml.Node) -> Node:
         self._count += 1
         if self._count > NODE_LIMIT:
-            raise _TooLarge
+            raise _TooLargeError
         if id(raw) in self._open:
-            node = self._node(None, raw, path, key_mark)
+            node = self._node(None, raw, path, at)
             self.problems.append(node.problem("an alias that holds itself"))
             return node
         self._open.add(id(raw))
         try:
-            return self._node(self._value(raw, path), raw, path, key_mark)
+            return self._node(self._value(raw, path), raw, path, at)
         finally:
             self._open.discard(id(raw))
 
-    def _value(self, raw: Any, path: KeyPath) -> dict[str, Node] | list[Node] | Scalar:
+    def _value(self, raw: yaml.Node, path: KeyPath) -> dict[str, Node] | list[Node] | Scalar:
         if isinstance(raw, MappingNode) and raw.tag == "tag:yaml.org,2002:map":
             return self._mapping(raw, path)
         if isinstance(raw, SequenceNode) and raw.tag == "tag:yaml.org,2002:seq":
-            return [
-                self._build(item, (*path, index), item.start_mark)
-                for index, item in enumerate(raw.value)
-            ]
+            return [self._build(item, (*path, index), item) for index, item in enumerate(raw.value)]
         if isinstance(raw, ScalarNode):
             return self._scalar(raw, path)
-        return self._refuse_tag(raw, path)
+        self._refuse_tag(raw, path)
+        return None
 
-    def _mapping(self, raw: Any, path: KeyPath) -> dict[str, Node]:
+    def _mapping(self, raw: yaml.Node, path: KeyPath) -> dict[str, Node]:
         values: dict[str, Node] = {}
         for key, value in raw.value:
             name = self._key(key, path)
@@ -316,10 +235,10 @@ class _Builder:
                     f"this key is here twice: it was given on line {first.key_line}",
                 )
                 continue
-            values[name] = self._build(value, (*path, name), key.start_mark)
+            values[name] = self._build(value, (*path, name), key)
         return values
 
-    def _key(self, key: Any, path: KeyPath) -> str | None:
+    def _key(self, key: yaml.Node, path: KeyPath) -> str | None:
         if not isinstance(key, ScalarNode):
             message, hint = "a key must be text", None
             if isinstance(key, MappingNode):
@@ -336,10 +255,11 @@ class _Builder:
             return None
         return self._checked(key, str(key.value), path)
 
-    def _scalar(self, raw: Any, path: KeyPath) -> Scalar:
+    def _scalar(self, raw: yaml.Node, path: KeyPath) -> Scalar:
         construct = _CONSTRUCT.get(raw.tag)
         if construct is None:
-            return self._refuse_tag(raw, path)
+            self._refuse_tag(raw, path)
+            return None
         try:
             value: Scalar = construct(raw.value)
         except ValueError:
@@ -347,31 +267,34 @@ class _Builder:
             return None
         return self._checked(raw, value, path) if isinstance(value, str) else value
 
-    def _checked(self, raw: Any, text: str, path: KeyPath) -> str:
-        if "\0" in text or not text.isprintable() and any(0xD800 <= ord(c) < 0xE000 for c in text):
-            self._problem(raw, path, "holds a NUL character or half of a surrogate pair")
+    def _checked(self, raw: yaml.Node, text: str, path: KeyPath) -> str:
+        if "\0" in text:
+            self._problem(raw, path, "holds a NUL character")
             return ""
         return text
 
-    def _refuse_tag(self, raw: Any, path: KeyPath) -> None:
+    def _refuse_tag(self, raw: yaml.Node, path: KeyPath) -> None:
         self._problem(raw, path, f"the tag {raw.tag} is not supported", "remove it")
 
-    def _problem(self, raw: Any, path: KeyPath, message: str, hint: str | None = None) -> None:
-        self.problems.append(self._node(None, raw, path, raw.start_mark).problem(message, hint))
+    def _problem(
+        self, raw: yaml.Node, path: KeyPath, message: str, hint: str | None = None
+    ) -> None:
+        self.problems.append(self._node(None, raw, path, raw).problem(message, hint))
 
     def _node(
-        self, value: dict[str, Node] | list[Node] | Scalar, raw: Any, path: KeyPath, key_mark: Any
+        self,
+        value: dict[str, Node] | list[Node] | Scalar,
+        raw: yaml.Node,
+        path: KeyPath,
+        at: yaml.Node,
     ) -> Node:
-        mark = raw.start_mark
         source = raw.value if isinstance(raw, ScalarNode) else None
         return Node(
             value,
             self.file,
             path,
-            key_mark.line + 1,
-            key_mark.column + 1,
-            mark.line + 1,
-            mark.column + 1,
+            *_place(at.start_mark),
+            *_place(raw.start_mark),
             source,
         )
 
