@@ -129,7 +129,8 @@ REFUSALS = (
     (
         ("password is required", "a password is needed", "askpass"),
         "sudo wants a password and none is given",
-        "set become.password to a reference (${env:NAME}, ${file:…}, ${exec:…}), or allow the user NOPASSWD in sudoers",
+        "set become.password to a reference (${env:NAME}, ${file:…}, ${exec:…}), "
+        "or allow the user NOPASSWD in sudoers",
     ),
     (
         ("have a tty", "requiretty"),

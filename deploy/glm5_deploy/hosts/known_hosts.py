@@ -175,18 +175,21 @@ def judge(
 def _revoked(entries: Sequence[Entry], server: ServerKey, label: str) -> UnreachableError:
     entry = next(e for e in entries if e.marker == "revoked" and e.key == server.key)
     return UnreachableError(
-        f"{label} shows a host key that is marked as revoked: {server} ({entry.path}, line {entry.line})",
+        f"{label} shows a host key that is marked as revoked: {server} "
+        f"({entry.path}, line {entry.line})",
         "the machine must get a new host key; do not connect to it until it has one",
     )
 
 
 def _changed(entry: Entry, name: str, server: ServerKey, label: str) -> UnreachableError:
     known = ServerKey(entry.key_type, entry.key)
+    forget = shlex.join(["ssh-keygen", "-R", name, "-f", str(entry.path)])
     return UnreachableError(
-        f"the host key of {label} has CHANGED: known is {known} ({entry.path}, line {entry.line}), shown is {server}",
-        "somebody may be listening in, or the machine was installed anew. Ask its administrator for its fingerprint; "
-        f"only if it is the one shown: {shlex.join(['ssh-keygen', '-R', name, '-f', str(entry.path)])}, "
-        "then trust the new one",
+        f"the host key of {label} has CHANGED: known is {known} "
+        f"({entry.path}, line {entry.line}), shown is {server}",
+        "somebody may be listening in, or the machine was installed anew. Ask its administrator "
+        f"for its fingerprint; only if it is the one shown, forget the old key with: {forget} "
+        "(the next attempt says how to trust the new one)",
     )
 
 
@@ -199,8 +202,9 @@ def _unknown(
     trust = f"printf '%s\\n' {shlex.quote(line)} >> {shlex.quote(str(file))}"
     return UnreachableError(
         f"the host key of {label} is not known: {server}{also}",
-        f"compare the fingerprint with {server_fingerprint_command(server.key_type)} run on the machine itself; "
-        f"if it is the same, trust it with: {trust}",
+        "on the machine itself, compare the fingerprint that "
+        f"{server_fingerprint_command(server.key_type)} prints; if it is the same, "
+        f"trust it with: {trust}",
     )
 
 

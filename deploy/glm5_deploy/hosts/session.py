@@ -22,7 +22,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import paramiko
 from paramiko.agent import AgentSSH
@@ -47,23 +46,26 @@ SILENT_KEEPALIVES = 3
 CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
 """Tried first: one pass over the data instead of two."""
 
-# paramiko logs tracebacks of broken connections; every failure reaches the user as an exception
-instead
+# paramiko logs tracebacks of broken connections; a failure reaches the user as an exception instead
 logging.getLogger("paramiko").setLevel(logging.CRITICAL)
 
 
+Stream = socket.socket | paramiko.Channel
+"""What a connection runs over: the network, a proxy command's socket, or a jump host's channel."""
+
+
 class NotRetriedError(UnreachableError):
-    """Trying again would change nothing: a host key, an authentication, a name that does not exist."""
+    """Trying again would change nothing: a host key, an authentication, an unknown name."""
 
 
 class _Packets(paramiko.packet.Packetizer):
     """Notes when something last came in: the proof that the link lives."""
 
-    def __init__(self, stream: Any) -> None:
+    def __init__(self, stream: socket.socket) -> None:
         super().__init__(stream)
         self.last_read = time.monotonic()
 
-    def read_message(self) -> Any:
+    def read_message(self) -> tuple[int, paramiko.Message]:
         message = super().read_message()
         self.last_read = time.monotonic()
         return message
@@ -120,6 +122,10 @@ class Session:
         self.close_hops()
 
 
+def _keep_none(close: Callable[[], None]) -> None:
+    """For a login that nobody else ends."""
+
+
 @dataclass(frozen=True)
 class Login:
     """What `open_session` needs beside the route.
@@ -133,7 +139,7 @@ class Login:
 
     keepalive: float
     passphrase: Callable[[], Secret] | None = None
-    register: Callable[[Callable[[], None]], None] = lambda close: None
+    register: Callable[[Callable[[], None]], None] = _keep_none
 
 
 def open_session(route: Route, login: Login) -> Session:
@@ -155,7 +161,7 @@ def open_session(route: Route, login: Login) -> Session:
                 close()
 
     try:
-        stream: Any = None
+        stream: Stream | None = None
         for hop, following in itertools.pairwise((*route.jumps, route)):
             before = _connect(hop, login, stream, remember)
             stream = _through(before, hop, following)
@@ -182,7 +188,10 @@ def _through(jump: paramiko.Transport, hop: Route, target: Route) -> paramiko.Ch
 
 
 def _connect(
-    route: Route, login: Login, stream: Any, remember: Callable[[Callable[[], None]], None]
+    route: Route,
+    login: Login,
+    stream: Stream | None,
+    remember: Callable[[Callable[[], None]], None],
 ) -> paramiko.Transport:
     stream = stream or _dial(route)
     remember(stream.close)
@@ -199,7 +208,7 @@ def _connect(
     return transport
 
 
-def tune(stream: Any, keepalive: float) -> None:
+def tune(stream: Stream, keepalive: float) -> None:
     """No delay for small packets, and a kernel that gives up on unanswered data after three
     keepalives.
     """
@@ -274,7 +283,8 @@ def _negotiate(transport: paramiko.Transport, route: Route, entries: list[Entry]
     except IncompatiblePeer as error:
         raise NotRetriedError(
             f"cannot reach {route.label}: no common algorithm ({error})",
-            "the server offers only algorithms that are broken by now (SHA-1); it needs OpenSSH 7.2 or newer",
+            "the server offers only algorithms that are broken by now (SHA-1); "
+            "it needs OpenSSH 7.2 or newer",
         ) from error
     except (paramiko.SSHException, EOFError, OSError) as error:
         text = str(error)
@@ -351,7 +361,10 @@ def authenticate(transport: paramiko.Transport, route: Route, login: Login) -> N
             except paramiko.AuthenticationException as error:
                 if not transport.is_active():
                     tried.note(what, "then the server closed the connection (too many keys tried)")
-                    tried.hint = "name the right key: connection.identity_file, or IdentitiesOnly in the ssh_config"
+                    tried.hint = (
+                        "name the right key: connection.identity_file, "
+                        "or IdentitiesOnly in the ssh_config"
+                    )
                     break
                 tried.note(what, _why(error))
             except (paramiko.SSHException, EOFError, OSError) as error:
@@ -421,7 +434,10 @@ def _load(path: Path, login: Login, tried: _Tried) -> paramiko.PKey | None:
         key = _read_key(path, login)
     except paramiko.PasswordRequiredException:
         tried.note(str(path), "is encrypted and there is no passphrase for it")
-        tried.hint = "set connection.identity_passphrase to a reference, or add the key to your agent (ssh-add)"
+        tried.hint = (
+            "set connection.identity_passphrase to a reference, "
+            "or add the key to your agent (ssh-add)"
+        )
     except Glm5Error as error:
         tried.note(str(path), f"its passphrase is not to be had: {error.message}")
         tried.hint = error.hint

@@ -311,7 +311,7 @@ class SshHost:
             raise self._broken(wrapped) from error
 
     def _broken(self, command: Command) -> UnreachableError:
-        """For a command in flight: whether it was carried out is not known, so it is not repeated."""
+        """For a command in flight: it may have been carried out, so it is not repeated."""
         session, self._session = self._session, None
         silent = session is not None and session.silent
         if session is not None:
