@@ -143,12 +143,13 @@ class BedHost:
         sudo: Literal["nopasswd", "password"] | None = "nopasswd",
         password: str | None = None,
     ) -> None:
-        """Make a user whom the bed's key lets in.
+        """Make a user whom the bed's key lets in; one of that name is replaced.
 
         Args:
             sudo: without a password, with one, or None: not allowed at all.
             password: for sudo; any text without a newline.
         """
+        self.remove_user(name)
         self.exec(["useradd", "--create-home", "--shell", "/bin/bash", name])
         home = f"/home/{name}"
         self.exec(["install", "-d", "-m", "700", "-o", name, "-g", name, f"{home}/.ssh"])
@@ -161,6 +162,16 @@ class BedHost:
             rule = f"{name} ALL=(ALL:ALL) {'NOPASSWD: ' if sudo == 'nopasswd' else ''}ALL\n"
             self.exec(["tee", f"/etc/sudoers.d/{name}"], input=rule)
             self.exec(["chmod", "440", f"/etc/sudoers.d/{name}"])
+
+    def remove_user(self, name: str) -> None:
+        """Take a user away with home, sudo rule and sessions; none of that name is fine."""
+        self.exec(["rm", "-f", f"/etc/sudoers.d/{name}"])
+        if self.exec(["id", name], check=False).returncode:
+            return
+        self.exec(["pkill", "-KILL", "-u", name], check=False)
+        self.exec(["userdel", "--force", "--remove", name], check=False)
+        if self.exec(["id", name], check=False).returncode == 0:
+            raise BedError(f"{self.name}: the user {name} could not be removed")
 
     def tmpfs(self, path: str, size: str) -> None:
         """Mount a small file system, such as ``16m``, for tests of full disks."""
