@@ -1,0 +1,153 @@
+"""Final tables for people, and the JSON document for programs. Results go to stdout."""
+
+from __future__ import annotations
+
+import json as json_module
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from glm5_deploy.report.outcome import Check, HostOutcome, Report
+from glm5_deploy.report.screen import status_style
+from glm5_deploy.report.text import clean, colour, one_line, seconds
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from glm5_deploy.stages.change import Change
+
+_CHECK_STYLES = {"passed": "green", "failed": "red", "skipped": "dim"}
+_DIFF_STYLES = (("+++", "bold"), ("---", "bold"), ("@@", "cyan"), ("+", "green"), ("-", "red"))
+
+
+def make_console(*, stderr: bool = False) -> Console:
+    """A console that reads no markup, emoji codes or highlights into text from hosts."""
+    from rich.console import Console
+
+    return Console(stderr=stderr, markup=False, emoji=False, highlight=False)
+
+
+def print_report(
+    report: Report, json: bool, *, checks: bool = False, console: Console | None = None
+) -> None:
+    """The end of a command: one JSON document, or the table of outcomes with errors and hints.
+
+    Args:
+        checks: show every host's check rows too; failed rows are always shown.
+    """
+    if json:
+        print(json_module.dumps(report.to_json(), indent=2, ensure_ascii=False), flush=True)
+        return
+    console = console or make_console()
+    for outcome in report.hosts:
+        rows = [c for c in outcome.checks if checks or c.status == "failed"]
+        if rows:
+            print_checks(console, outcome.host, rows)
+    if report.hosts:
+        console.print(outcome_table(report.hosts))
+    for outcome in report.hosts:
+        _print_error(console, outcome)
+
+
+def outcome_table(outcomes: Sequence[HostOutcome]) -> Table:
+    """Host, status, number of changes, release and time."""
+    from rich.text import Text
+
+    table = _table("host", "status", "changes", "release", "time")
+    for outcome in outcomes:
+        table.add_row(
+            Text(one_line(outcome.host), style=colour(outcome.host)),
+            Text(outcome.status, style=status_style(outcome.status)),
+            Text(_count(len(outcome.changes), "change")),
+            Text(one_line(outcome.release or "–")),
+            Text(seconds(outcome.seconds)),
+        )
+    return table
+
+
+def print_checks(console: Console, host: str, checks: Iterable[Check]) -> None:
+    """One row a check; the hint stands below the detail."""
+    from rich.text import Text
+
+    table = _table("check", "", "time", "")
+    for check in checks:
+        detail = Text(one_line(check.detail))
+        if check.hint and check.status == "failed":
+            detail.append(f"\n→ {one_line(check.hint)}", style="yellow")
+        table.add_row(
+            Text(check.name),
+            Text(check.status, style=_CHECK_STYLES[check.status]),
+            Text(seconds(check.seconds) if check.seconds else "", style="dim"),
+            detail,
+        )
+    console.print(Text(one_line(host), style=f"bold {colour(host)}"))
+    console.print(table)
+
+
+def render_plan(console: Console, plans: Mapping[str, Sequence[Change]], diff: bool) -> None:
+    """What would be done on each host, in order; with ``diff`` the files' unified diffs."""
+    from rich.text import Text
+
+    for host, changes in plans.items():
+        title = Text(one_line(host), style=f"bold {colour(host)}")
+        title.append(f"  {_count(len(changes), 'change')}", style="default")
+        if any(change.downtime for change in changes):
+            title.append("  the server stops meanwhile", style="yellow")
+        console.print(title)
+        for change in changes:
+            _print_change(console, change)
+            if diff and change.diff:
+                console.print(diff_text(change.diff))
+
+
+def diff_text(diff: str) -> Text:
+    """A unified diff in colours, made harmless."""
+    from rich.text import Text
+
+    text = Text()
+    for line in clean(diff).splitlines():
+        style = next((style for start, style in _DIFF_STYLES if line.startswith(start)), "dim")
+        text.append(f"    {line}\n", style=style)
+    return text
+
+
+def _print_change(console: Console, change: Change) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    what = Text(f"{change.action} ", style="yellow")
+    what.append(one_line(change.target), style="default")
+    if change.detail:
+        what.append(f"  {one_line(change.detail)}", style="dim")
+    row = Table.grid(padding=(0, 2, 0, 0))
+    row.add_column(width=11)
+    row.add_row(Text(f"  {change.stage}", style="dim"), what)
+    console.print(row)
+
+
+def _print_error(console: Console, outcome: HostOutcome) -> None:
+    from rich.text import Text
+
+    if outcome.error is None:
+        return
+    text = Text(f"{one_line(outcome.host)}: ", style=colour(outcome.host))
+    text.append(clean(outcome.error.message).strip(), style="red")
+    if outcome.error.hint:
+        text.append(f"\n  → {clean(outcome.error.hint).strip()}", style="yellow")
+    console.print(text)
+
+
+def _table(*columns: str) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for position, name in enumerate(columns):
+        last = position == len(columns) - 1
+        table.add_column(name, overflow="fold", no_wrap=not last and position != 0)
+    return table
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

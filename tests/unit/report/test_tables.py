@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import io
+import json
+from xml.etree import ElementTree as ET
+
+import pytest
+from glm5_deploy.report.outcome import ChangeReport, Check, ErrorReport, HostOutcome, Report
+from glm5_deploy.report.tables import print_report, render_plan
+from glm5_deploy.smoke.junit import junit_xml
+from glm5_deploy.stages.change import Change
+from rich.console import Console
+
+CHECKS = (
+    Check("health", "passed", "200", None, 0.5),
+    Check("chat", "failed", "no \x1b[31mtext [bold]at all[/bold]", "set <smoke.chat>", 1.0),
+    Check("long prompt", "skipped", "none named"),
+)
+ERROR = ErrorReport("no route", "is it up?")
+REPORT = Report(
+    "up",
+    (
+        HostOutcome("bw1", "failed", (ChangeReport("a", "write", "b"),), "3f2a", 12.3, CHECKS),
+        HostOutcome("bw2", "unreachable", seconds=10.0, error=ERROR),
+    ),
+)
+
+
+def shown(width: int = 80) -> tuple[Console, io.StringIO]:
+    stream = io.StringIO()
+    return Console(file=stream, width=width, markup=False, emoji=False, highlight=False), stream
+
+
+@pytest.mark.parametrize("width", [60, 80, 140])
+def test_table_fits_and_keeps_text(width: int) -> None:
+    console, stream = shown(width)
+    print_report(REPORT, False, checks=True, console=console)
+    text = stream.getvalue()
+    assert all(len(line) <= width for line in text.splitlines())
+    assert "no text [bold]at all[/bold]" in text
+    assert "→ set <smoke.chat>" in text
+    assert "bw2: no route\n  → is it up?" in text
+    assert "\x1b" not in text
+
+
+def test_only_failed_rows_unless_asked() -> None:
+    console, stream = shown()
+    print_report(REPORT, False, console=console)
+    assert "long prompt" not in stream.getvalue()
+    assert "chat" in stream.getvalue()
+
+
+def test_json_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
+    print_report(REPORT, True)
+    captured = capsys.readouterr()
+    document = json.loads(captured.out)
+    assert document["ok"] is False
+    assert document["hosts"]["bw1"]["checks"][1]["status"] == "failed"
+    assert captured.err == ""
+
+
+def test_plan_with_diff() -> None:
+    console, stream = shown()
+    diff = "--- a\n+++ b\n@@ -1 +1 @@\n-old [red]\n+new \x1b[2J\n"
+    change = Change("service", "write", "/etc/x.service", "argument changed", diff=diff)
+    restart = Change("service", "restart", "x.service", downtime=True)
+    render_plan(console, {"bw1": [change, restart], "bw2": []}, True)
+    text = stream.getvalue()
+    assert "bw1  2 changes  the server stops meanwhile" in text
+    assert "bw2  0 changes" in text
+    assert "    -old [red]\n    +new \n" in text
+    plain_console, plain = shown()
+    render_plan(plain_console, {"bw1": [change]}, False)
+    assert "old [red]" not in plain.getvalue()
+
+
+def test_junit() -> None:
+    root = ET.fromstring(junit_xml(REPORT.hosts))
+    first, second = root
+    assert first.attrib | {"time": ""} == {
+        "name": "bw1", "tests": "3", "failures": "1", "errors": "0", "skipped": "1", "time": "",
+    }  # fmt: skip
+    failure = first.find("testcase[@name='chat']/failure")
+    assert failure is not None
+    assert failure.attrib["message"] == "no text [bold]at all[/bold]"
+    assert second.attrib["errors"] == "1"
+    error = second.find("testcase/error")
+    assert error is not None
+    assert error.attrib["message"] == "no route"
