@@ -8,6 +8,7 @@ import threading
 import pytest
 from glm5_deploy.report.outcome import ChangeReport, Check, ErrorReport, HostOutcome
 from glm5_deploy.report.screen import Screen
+from rich.console import Console
 
 EVIL = "step [bold red]1[/bold red] \x1b[2J:smile:"
 
@@ -91,13 +92,16 @@ def test_live_table_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     with Screen(["bw1"], stream=stream) as screen:
         screen.stage("bw1", "health")
         screen.progress("bw1", EVIL, 0.4)
+        drawn = io.StringIO()
+        Console(file=drawn, width=100).print(screen.render())
+        assert "40%  step [bold red]1[/bold red] :smile:" in drawn.getvalue()
         screen.note("bw1", "a note")
         screen.finished(HostOutcome("bw1", "failed", error=ErrorReport("it \x1b[2Jbroke")))
     text = stream.getvalue()
-    assert "step [bold red]1[/bold red]" in text
     assert "a note" in text
+    assert "it broke" in text
     assert "\x1b[2J" not in text
-    assert "\x1b[36m" in text or "\x1b[35m" in text or "\x1b[3" in text
+    assert "\x1b[3" in text
 
 
 def test_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,8 +115,6 @@ def test_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_many_hosts_on_a_low_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rich.console import Console
-
     monkeypatch.setenv("TERM", "xterm-256color")
     screen = Screen([f"h{i}" for i in range(50)], stream=Terminal(), live=True)
     console = Console(width=80, height=20, file=io.StringIO())
