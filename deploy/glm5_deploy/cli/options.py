@@ -1,0 +1,121 @@
+"""Options that all commands share, and what they select."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from glm5_deploy.config.models import Target
+    from glm5_deploy.hosts.host import Host
+
+
+def complete_hosts(context: typer.Context, incomplete: str) -> list[str]:
+    """Host names for the shell's completion; silent where there is no inventory."""
+    from glm5_deploy.config.load import find_inventory, load_inventory
+    from glm5_deploy.errors import Glm5Error
+
+    try:
+        path = find_inventory(context.params.get("inventory"))
+        names = load_inventory(path).host_names if path else ()
+    except (Glm5Error, OSError):
+        return []
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def complete_groups(context: typer.Context, incomplete: str) -> list[str]:
+    """Group names for the shell's completion."""
+    from glm5_deploy.config.load import find_inventory, load_inventory
+    from glm5_deploy.errors import Glm5Error
+
+    try:
+        path = find_inventory(context.params.get("inventory"))
+        names = load_inventory(path).group_names if path else ()
+    except (Glm5Error, OSError):
+        return []
+    return [name for name in names if name.startswith(incomplete)]
+
+
+InventoryOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--inventory", "-i", help="Inventory file; default: $GLM5_INVENTORY or inventory.yml here."
+    ),
+]
+HostOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--host",
+        help="Host name or glob; repeatable. Without an inventory: user@address[:port].",
+        autocompletion=complete_hosts,
+    ),
+]
+GroupOption = Annotated[
+    list[str] | None,
+    typer.Option("--group", help="Group name; repeatable.", autocompletion=complete_groups),
+]
+ProfileOption = Annotated[
+    str | None, typer.Option("--profile", help="Serve this profile instead of the inventory's.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+VerboseOption = Annotated[int, typer.Option("--verbose", "-v", count=True, help="Say more.")]
+ForksOption = Annotated[int, typer.Option("--forks", min=1, help="Hosts at the same time.")]
+
+
+def selection(
+    inventory: Path | None,
+    hosts: Sequence[str] | None = None,
+    groups: Sequence[str] | None = None,
+    profile: str | None = None,
+) -> list[Target]:
+    """The hosts that a command is about, complete with their profiles.
+
+    Raises:
+        UsageError: no inventory and no address, an unknown name, or an error in a file.
+    """
+    from glm5_deploy.config.load import adhoc, find_inventory, load_inventory, resolve
+    from glm5_deploy.errors import UsageError
+
+    path = find_inventory(inventory)
+    direct = [host for host in hosts or () if "@" in host]
+    if direct and (path is None or len(direct) == len(hosts or ())):
+        if profile is None:
+            raise UsageError("--host user@address needs --profile NAME", "see `--help`")
+        return [adhoc(address, profile) for address in direct]
+    if path is None:
+        raise UsageError(
+            "no inventory found",
+            "run `glm5-deploy init`, name a file with -i, or use --host user@address --profile NAME",
+        )
+    loaded = load_inventory(path)
+    return resolve(loaded, hosts=hosts or (), groups=groups or (), profile=profile)
+
+
+def base_folder(inventory: Path | None) -> Path:
+    """Where relative references start: the inventory's folder, or this one."""
+    from glm5_deploy.config.load import find_inventory
+
+    path = find_inventory(inventory)
+    return path.parent.resolve() if path else Path.cwd()
+
+
+def connect(target: Target, inventory: Path | None = None) -> Host:
+    """A host that is dialled on first use."""
+    from glm5_deploy.hosts.connect import open_host
+
+    return open_host(target, base_folder(inventory))
+
+
+def inventory_key(inventory: Path | None) -> str:
+    """Names the inventory in this machine's state: a hash of its path."""
+    import hashlib
+
+    from glm5_deploy.config.load import find_inventory
+
+    path = find_inventory(inventory)
+    text = str(path.resolve()) if path else os.getcwd()
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

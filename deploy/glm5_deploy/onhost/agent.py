@@ -1,0 +1,254 @@
+"""Switches a host between releases and takes an unconfirmed switch back, with or without an operator.
+
+    agent.py ROOT switch      read the switch as JSON on standard input, note it as pending, carry it out
+    agent.py ROOT confirm ID  the release proved itself: forget that it was pending
+    agent.py ROOT extend N    give the pending switch N seconds from now
+    agent.py ROOT revert WHY  take the pending switch back now
+    agent.py ROOT prune N     remove releases but the current, the previous, a pending one and N more
+    agent.py ROOT check       take it back if its deadline has passed (called by a timer)
+
+The pending note is written before anything is switched and removed after everything is confirmed, so that a host that loses power in
+between takes the switch back when it boots. Every step may run twice. One JSON document is printed; exit status 0 means it was done.
+Runs on Python 3.8 and later.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+UNITS = Path("/etc/systemd/system")
+
+
+def systemctl(*words, check=True):
+    """Run systemctl, raising with what it said."""
+    done = subprocess.run(["systemctl", *words], capture_output=True, text=True)
+    if check and done.returncode != 0:
+        raise RuntimeError(f"systemctl {' '.join(words)}: {done.stderr.strip() or done.returncode}")
+    return done.returncode == 0
+
+
+def write(path, text):
+    """Replace a file in one step that survives a power cut."""
+    temporary = path.with_name(f".{path.name}.new")
+    with open(temporary, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def read_json(path):
+    """The document in a file, or None where there is none or it is torn."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def link(path, target):
+    """Point a symbolic link elsewhere in one step; None removes it."""
+    if target is None:
+        path.unlink(missing_ok=True)
+        return
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(target)
+    os.replace(temporary, path)
+
+
+def audit(state, action, **details):
+    """Append one line to the host's audit log."""
+    entry = {"at": time.time(), "action": action, **details}
+    with open(state / "audit.jsonl", "a", encoding="utf-8") as file:
+        file.write(json.dumps(entry) + "\n")
+
+
+@contextmanager
+def exclusive(state):
+    """One agent at a time: the timer and an operator may call it together."""
+    with open(state / ".agent.lock", "w", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def install_unit(release, unit):
+    """Put a release's unit in place; reload systemd only when that changed something."""
+    wanted = (release / "unit").read_text(encoding="utf-8")
+    place = UNITS / unit
+    if place.exists() and place.read_text(encoding="utf-8") == wanted:
+        return False
+    write(place, wanted)
+    systemctl("daemon-reload")
+    return True
+
+
+def activate(root, release, unit):
+    """Make a release the current one and (re)start its service without waiting for it."""
+    folder = root / "releases" / release
+    if not (folder / "unit").is_file():
+        raise RuntimeError(f"release {release} is not on this host: {folder}")
+    link(root / "current", Path("releases") / release)
+    reloaded = install_unit(folder, unit)
+    systemctl("reset-failed", unit, check=False)
+    if not systemctl("is-enabled", "--quiet", unit, check=False):
+        systemctl("enable", "--quiet", unit)
+    systemctl("restart", "--no-block", unit)
+    return reloaded
+
+
+def current_release(root):
+    """The id that ``current`` points to, or None."""
+    path = root / "current"
+    return os.path.basename(os.readlink(path)) if path.is_symlink() else None
+
+
+def timer_of(unit):
+    return unit.replace(".service", "-confirm.timer")
+
+
+def switch(root, state, order):
+    """Note the switch as pending, then carry it out.
+
+    A switch that replaces another pending one keeps the release that was last confirmed as the one to go back to.
+    """
+    pending = read_json(state / "pending.json")
+    before = pending["previous"] if pending else current_release(root)
+    note = {**order, "previous": before, "deadline": time.time() + order["confirm_within"]}
+    (state / "reverted.json").unlink(missing_ok=True)
+    write(state / "pending.json", json.dumps(note))
+    systemctl("start", "--no-block", timer_of(order["unit"]), check=False)
+    reloaded = activate(root, order["release"], order["unit"])
+    audit(state, "switch", release=order["release"], previous=before, by=order.get("by"))
+    return {"switched": order["release"], "previous": before, "reloaded": reloaded}
+
+
+def extend(state, seconds):
+    """An interrupted run is taken up again: the pending switch gets its time anew."""
+    pending = read_json(state / "pending.json")
+    if pending is None:
+        raise RuntimeError("nothing is pending any more: the switch was taken back")
+    write(state / "pending.json", json.dumps({**pending, "deadline": time.time() + seconds}))
+    return {"pending": pending["release"]}
+
+
+def confirm(root, state, release):
+    """Keep the release: nothing takes it back any more."""
+    pending = read_json(state / "pending.json")
+    if pending is None:
+        if current_release(root) == release:
+            return {"confirmed": release}
+        raise RuntimeError(
+            f"release {release} is no longer current: it was taken back before it was confirmed"
+        )
+    if pending["release"] != release:
+        raise RuntimeError(f"release {pending['release']} is pending, not {release}")
+    if pending["previous"] and pending["previous"] != release:
+        link(root / "previous", Path("releases") / pending["previous"])
+    (state / "pending.json").unlink(missing_ok=True)
+    systemctl("stop", "--no-block", timer_of(pending["unit"]), check=False)
+    audit(state, "confirm", release=release)
+    return {"confirmed": release}
+
+
+def revert(root, state, reason):
+    """Go back to the release that was last confirmed, or to stopped and disabled where there was none."""
+    pending = read_json(state / "pending.json")
+    if pending is None:
+        return {"reverted": None}
+    unit, previous = pending["unit"], pending["previous"]
+    if previous is None:
+        systemctl("disable", "--quiet", "--now", unit, check=False)
+        systemctl("reset-failed", unit, check=False)
+        link(root / "current", None)
+    else:
+        activate(root, previous, unit)
+    done = {
+        "reverted": pending["release"],
+        "previous": previous,
+        "reason": reason,
+        "at": time.time(),
+    }
+    write(state / "reverted.json", json.dumps(done))
+    (state / "pending.json").unlink(missing_ok=True)
+    audit(state, "revert", release=pending["release"], previous=previous, reason=reason)
+    systemctl("stop", "--no-block", timer_of(unit), check=False)
+    return done
+
+
+def prune(root, state, keep):
+    """Remove old releases, then environments that no release is left to use."""
+    pending = read_json(state / "pending.json") or {}
+    links = [
+        os.path.basename(os.readlink(p))
+        for p in (root / "current", root / "previous")
+        if p.is_symlink()
+    ]
+    needed = {*links, pending.get("release"), pending.get("previous")}
+    releases = sorted((root / "releases").iterdir(), key=lambda p: p.stat().st_mtime, reverse=True)
+    spare = [path for path in releases if path.name not in needed]
+    removed = [path.name for path in spare[keep:]]
+    for path in spare[keep:]:
+        shutil.rmtree(path)
+    used = {
+        (read_json(p / "profile.json") or {}).get("venv") for p in (root / "releases").iterdir()
+    }
+    for path in (root / "venvs").iterdir():
+        if path.name not in used and (path / ".done").exists():
+            removed.append(f"venvs/{path.name}")
+            shutil.rmtree(path)
+    return {"removed": removed}
+
+
+def check(root, state):
+    """What the timer calls: revert past the deadline, rest where nothing is pending."""
+    pending = read_json(state / "pending.json")
+    if pending is None:
+        for timer in UNITS.glob("glm5-*-confirm.timer"):
+            if f"{root}/" in timer.with_suffix(".service").read_text(encoding="utf-8"):
+                systemctl("stop", "--no-block", timer.name, check=False)
+        return {"pending": None}
+    left = pending["deadline"] - time.time()
+    if left > 0:
+        return {"pending": pending["release"], "seconds_left": round(left)}
+    return revert(root, state, "not confirmed by its deadline; reverted by the host itself")
+
+
+def main(words):
+    root, verb = Path(words[0]), words[1]
+    state = root / "state"
+    state.mkdir(parents=True, exist_ok=True)
+    with exclusive(state):
+        if verb == "switch":
+            done = switch(root, state, json.load(sys.stdin))
+        elif verb == "prune":
+            done = prune(root, state, int(words[2]))
+        elif verb == "extend":
+            done = extend(state, float(words[2]))
+        elif verb == "confirm":
+            done = confirm(root, state, words[2])
+        elif verb == "revert":
+            done = revert(root, state, words[2])
+        else:
+            done = check(root, state)
+    print(json.dumps(done))
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except (RuntimeError, OSError) as error:
+        print(error, file=sys.stderr)
+        sys.exit(1)

@@ -1,0 +1,103 @@
+"""One piece of work on many hosts: in parallel, in rolling batches, and through Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+
+from glm5_deploy.config.models import Target
+from glm5_deploy.errors import ExitCode, UsageError
+from glm5_deploy.report.events import Events
+from glm5_deploy.report.outcome import ErrorReport, HostOutcome
+from glm5_deploy.run.cancel import Cancel
+from glm5_deploy.run.session import guarded
+
+Work = Callable[[Target], HostOutcome]
+
+
+def batches(count: int, serial: str | None) -> list[int]:
+    """Sizes of the rolling groups: all at once, N at a time, or P% of the hosts (at least one).
+
+    Raises:
+        UsageError: neither a positive number nor a percentage.
+    """
+    if serial is None or count == 0:
+        return [count] if count else []
+    text = serial.strip()
+    number = text.removesuffix("%")
+    if not number.isdigit() or int(number) < 1 or (text.endswith("%") and int(number) > 100):
+        raise UsageError(
+            f"--serial {serial}: a number of hosts or a percentage is wanted", "--serial 1"
+        )
+    size = max(1, count * int(number) // 100) if text.endswith("%") else int(number)
+    return [min(size, count - start) for start in range(0, count, size)]
+
+
+def fan_out(
+    targets: Sequence[Target],
+    work: Work,
+    events: Events,
+    cancel: Cancel,
+    *,
+    forks: int = 10,
+    serial: str | None = None,
+    max_failures: int = 0,
+) -> tuple[HostOutcome, ...]:
+    """Run `work` for every target and return the outcomes in the targets' order.
+
+    Args:
+        max_failures: how many hosts may fail before later batches are skipped.
+    """
+    outcomes: list[HostOutcome] = []
+    remaining = list(targets)
+    for size in batches(len(targets), serial):
+        group, remaining = remaining[:size], remaining[size:]
+        failures = sum(outcome.exit_code is not ExitCode.DONE for outcome in outcomes)
+        if cancel.is_set or failures > max_failures:
+            outcomes += [_passed_over(target, failures, cancel) for target in group]
+            continue
+        outcomes += _group(group, work, events, cancel, forks)
+    return tuple(outcomes)
+
+
+def _passed_over(target: Target, failures: int, cancel: Cancel) -> HostOutcome:
+    if cancel.is_set:
+        return HostOutcome(target.name, "interrupted")
+    return HostOutcome(
+        target.name, "skipped", error=ErrorReport(f"not tried: {failures} hosts before it failed")
+    )
+
+
+def _group(
+    group: Sequence[Target], work: Work, events: Events, cancel: Cancel, forks: int
+) -> list[HostOutcome]:
+    def one(target: Target) -> HostOutcome:
+        if cancel.is_set:
+            return HostOutcome(target.name, "interrupted")
+        outcome = guarded(target.name, lambda: work(target))
+        events.finished(outcome)
+        return outcome
+
+    with ThreadPoolExecutor(max(1, min(forks, len(group)))) as pool:
+        futures = [pool.submit(one, target) for target in group]
+        _wait(futures, events, cancel)
+        return [future.result() for future in futures]
+
+
+def _wait(futures: list[Future[HostOutcome]], events: Events, cancel: Cancel) -> None:
+    """Wait for all; a first Ctrl-C asks the workers to clean up, a second one leaves at once."""
+    while True:
+        try:
+            if not wait(futures, timeout=0.2).not_done:
+                return
+        except KeyboardInterrupt:
+            if cancel.is_set:
+                print(
+                    "left at once: locks expire and the hosts revert by themselves", file=sys.stderr
+                )
+                sys.stderr.flush()
+                os._exit(ExitCode.INTERRUPTED)
+            cancel.set()
+            events.note("", "interrupted: cleaning up (Ctrl-C again to leave at once)")

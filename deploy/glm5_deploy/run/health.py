@@ -1,0 +1,151 @@
+"""Waiting for a server that may load for ten minutes: progress from its journal, failure at once."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from glm5_deploy.config.models import Target
+from glm5_deploy.errors import CommandTimeoutError, Glm5Error, UnreachableError
+from glm5_deploy.hosts.command import Secret, script
+from glm5_deploy.hosts.host import Host
+from glm5_deploy.report.events import Events
+from glm5_deploy.run.cancel import Cancel
+from glm5_deploy.run.jobs import JobState, parse_poll
+
+POLL_SECONDS = 1.0
+_LAST_LINES = 20
+
+_POLL = """
+unit=$1 cursor=$2
+state=$(systemctl show -p LoadState -p ActiveState -p SubState -p Result -p ExecMainStatus -p ExecMainCode \\
+  -p NRestarts -p InvocationID -p Job -- "$unit")
+printf '%s\\n\\n' "$state"
+run=$(printf '%s\\n' "$state" | sed -n 's/^InvocationID=//p')
+journalctl -q --no-pager -o cat --show-cursor ${cursor:+"--after-cursor=$cursor"} \\
+  "_SYSTEMD_INVOCATION_ID=$run" 2>/dev/null | tail -n 400
+"""
+
+
+class UnhealthyError(Glm5Error):
+    """The server failed, restarts in a loop, or did not become healthy in time.
+
+    Args:
+        lines: the end of its journal.
+    """
+
+    def __init__(self, message: str, lines: tuple[str, ...]) -> None:
+        from glm5_deploy.logs.explain import explain
+
+        known = explain(lines)
+        hint = None
+        if known:
+            first = known[0]
+            hint = f"{first.cause} {first.remedy}".strip()
+        tail = "\n".join(f"    {line}" for line in lines[-_LAST_LINES:])
+        super().__init__(f"{message}\n{tail}" if tail else message, hint)
+        self.lines = lines
+
+
+def failure(properties: dict[str, str]) -> str | None:
+    """Why a unit's state means that it will not become healthy, or None while it may."""
+    active, sub = properties.get("ActiveState"), properties.get("SubState")
+    status = properties.get("ExecMainStatus", "?")
+    if properties.get("Job", "") not in ("", "0") and sub != "auto-restart":
+        return None
+    if properties.get("LoadState") == "not-found":
+        return "the unit is gone"
+    if sub == "auto-restart" or int(properties.get("NRestarts") or 0) > 0:
+        return f"the server ended (status {status}) and is being restarted"
+    if active == "failed":
+        return f"the unit failed ({properties.get('Result')}, status {status})"
+    if active == "inactive":
+        return f"the server ended with status {status}" if status != "0" else "the server stopped"
+    return None
+
+
+@dataclass
+class Watch:
+    """Follows one service until it answers.
+
+    Args:
+        limit: seconds to wait at most.
+    """
+
+    host: Host
+    target: Target
+    events: Events
+    cancel: Cancel
+    limit: float
+
+    def until_healthy(self, api_key: Secret | None, *, generate: bool = True) -> None:
+        """Return once ``/health`` is 200 and, unless that is not asked for, a token was generated.
+
+        Raises:
+            UnhealthyError: with what the journal says about it.
+            UnreachableError: the host went away and did not come back in time.
+        """
+        deadline = time.monotonic() + self.limit
+        lines: list[str] = []
+        cursor: str | None = None
+        while True:
+            self.cancel.check()
+            state = self._look(cursor, deadline)
+            cursor = state.cursor
+            lines = [*lines, *state.lines][-400:]
+            self._show(state.lines)
+            why = failure(state.properties)
+            if why is not None:
+                raise UnhealthyError(f"{self.host.name}: {why}", tuple(lines))
+            if state.properties.get("ActiveState") == "active" and self._healthy():
+                if not generate or self._generates(api_key, deadline):
+                    return
+            if time.monotonic() > deadline:
+                raise UnhealthyError(
+                    f"{self.host.name}: not healthy within {self.limit:.0f} s", tuple(lines)
+                )
+            self.cancel.sleep(POLL_SECONDS)
+
+    def _look(self, cursor: str | None, deadline: float) -> JobState:
+        """Poll once, waiting for a host that is away until the deadline."""
+        noted = False
+        while True:
+            try:
+                command = script(_POLL, self.target.profile.unit_name, cursor or "")
+                return parse_poll(self.host.run(command, sudo=True, timeout=30).stdout, cursor)
+            except (UnreachableError, CommandTimeoutError):
+                self.cancel.check()
+                if time.monotonic() > deadline:
+                    raise
+                if not noted:
+                    self.events.note(self.host.name, "connection lost while waiting; reconnecting")
+                    noted = True
+                self.cancel.sleep(2)
+
+    def _show(self, lines: tuple[str, ...]) -> None:
+        from glm5_deploy.logs.progress import parse_progress
+
+        for line in lines:
+            said = parse_progress(line)
+            if said is not None:
+                self.events.progress(self.host.name, *said)
+
+    def _healthy(self) -> bool:
+        from glm5_deploy.smoke.health import health
+
+        serve = self.target.profile.serve
+        return health(self.host, serve.host, serve.port) == 200
+
+    def _generates(self, api_key: Secret | None, deadline: float) -> bool:
+        """Health alone is not enough: a model can be listed before it can generate."""
+        from glm5_deploy.smoke.api import AnswerError, Api
+        from glm5_deploy.smoke.transport import client_for
+
+        with client_for(self.host, self.target, api_key) as client:
+            api = Api(client, self.target.profile.served_model_name, deadline, request_timeout=60)
+            try:
+                api.complete("1", 1)
+            except AnswerError as error:
+                self.events.progress(self.host.name, f"healthy, but cannot generate yet: {error}")
+                return False
+        return True

@@ -1,0 +1,162 @@
+"""Long commands on a host, in transient units: a lost connection does not end them, a second run joins them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from glm5_deploy.errors import CommandFailedError, CommandTimeoutError, UnreachableError
+from glm5_deploy.hosts.command import script
+from glm5_deploy.hosts.host import Host, Progress
+from glm5_deploy.run.cancel import Cancel
+from glm5_deploy.stages.change import Transient
+
+RECONNECT_SECONDS = 120.0
+_MARK = "PROGRESS "
+
+_START = """
+unit=$1.service limit=$2; shift 2
+case $(systemctl show -p ActiveState -p SubState --value -- "$unit" | tr '\\n' '/') in
+  active/running/|activating/*) echo joined; exit 0 ;;
+esac
+systemctl stop -- "$unit" 2>/dev/null || :
+systemctl reset-failed -- "$unit" 2>/dev/null || :
+systemd-run --quiet --unit="$unit" --service-type=exec --remain-after-exit \\
+  -p "RuntimeMaxSec=$limit" -p KillMode=control-group -- "$@" && echo started
+"""
+
+# Waits up to a second for the end, so that short work is noticed at once and long work costs few round trips.
+_POLL = """
+unit=$1.service cursor=$2; n=0
+while :; do
+  state=$(systemctl show -p LoadState -p ActiveState -p SubState -p Result -p ExecMainStatus -p InvocationID -- "$unit")
+  case $state in *SubState=running*|*ActiveState=activating*) ;; *) journalctl --sync 2>/dev/null; break ;; esac
+  n=$((n + 1)); [ "$n" -ge 10 ] && break; sleep 0.1
+done
+printf '%s\\n\\n' "$state"
+run=$(printf '%s\\n' "$state" | sed -n 's/^InvocationID=//p')
+journalctl -q --no-pager -o cat --show-cursor ${cursor:+"--after-cursor=$cursor"} \\
+  "_SYSTEMD_INVOCATION_ID=$run" 2>/dev/null || :
+case $state in *SubState=exited*) systemctl stop -- "$unit" ;; esac
+"""
+
+
+@dataclass(frozen=True)
+class JobState:
+    """What one look at a job shows."""
+
+    properties: dict[str, str]
+    lines: tuple[str, ...]
+    cursor: str | None
+
+    @property
+    def running(self) -> bool:
+        sub, active = self.properties.get("SubState"), self.properties.get("ActiveState")
+        return sub == "running" or active == "activating"
+
+    @property
+    def succeeded(self) -> bool:
+        return (
+            self.properties.get("SubState") == "exited"
+            and self.properties.get("Result") == "success"
+        )
+
+
+def parse_poll(output: str, cursor: str | None) -> JobState:
+    """Properties, a blank line, journal lines; the last names the cursor."""
+    head, _, body = output.partition("\n\n")
+    properties = dict(line.partition("=")[::2] for line in head.splitlines() if "=" in line)
+    lines: list[str] = []
+    for line in body.splitlines():
+        if line.startswith("-- cursor: "):
+            cursor = line.removeprefix("-- cursor: ")
+        else:
+            lines.append(line)
+    return JobState(properties, tuple(lines), cursor)
+
+
+def parse_progress(line: str) -> tuple[str, float | None] | None:
+    """A line ``PROGRESS fraction text`` of our own programs; ``-`` is an unknown fraction."""
+    if not line.startswith(_MARK):
+        return None
+    fraction, _, text = line.removeprefix(_MARK).partition(" ")
+    try:
+        return text, None if fraction == "-" else float(fraction)
+    except ValueError:
+        return None
+
+
+def run_job(
+    host: Host, job: Transient, *, cancel: Cancel, progress: Progress, note: Callable[[str], None]
+) -> tuple[str, ...]:
+    """Start a job or join the one that runs, follow it to its end and return its lines.
+
+    Raises:
+        CommandFailedError: it failed, or the host restarted meanwhile; with the end of what it said.
+        CommandTimeoutError: it ran past its limit.
+        UnreachableError: the host was away for longer than `RECONNECT_SECONDS`; the job goes on there.
+    """
+    # systemd expands $NAME in what systemd-run is given.
+    words = tuple(word.replace("$", "$$") for word in job.command.words())
+    started = host.run(script(_START, job.unit, job.limit, *words), sudo=True)
+    if started.stdout.strip() == "joined":
+        note(f"joined {job.unit}, which an earlier run started")
+    return _follow(host, job, cancel, progress, note)
+
+
+def _follow(
+    host: Host, job: Transient, cancel: Cancel, progress: Progress, note: Callable[[str], None]
+) -> tuple[str, ...]:
+    lines: list[str] = []
+    cursor: str | None = None
+    while True:
+        cancel.check()
+        state = _look(host, job, cursor, cancel, note)
+        cursor = state.cursor
+        for line in state.lines:
+            said = parse_progress(line)
+            if said is None:
+                lines.append(line)
+            progress(*(said or (line, None)))
+        if not state.running:
+            break
+    _judge(job, state, lines)
+    return tuple(lines)
+
+
+def _look(
+    host: Host, job: Transient, cursor: str | None, cancel: Cancel, note: Callable[[str], None]
+) -> JobState:
+    """Poll once, waiting for a host that is away."""
+    until: float | None = None
+    while True:
+        try:
+            result = host.run(script(_POLL, job.unit, cursor or ""), sudo=True, timeout=30)
+            return parse_poll(result.stdout, cursor)
+        except (UnreachableError, CommandTimeoutError) as error:
+            cancel.check()
+            if until is None:
+                until = time.monotonic() + RECONNECT_SECONDS
+                note("connection lost; the work goes on there; reconnecting")
+            if time.monotonic() > until:
+                raise UnreachableError(
+                    f"{host.name}: {error.args[0]}; {job.unit} goes on there",
+                    "run the same command again when the host is back: it joins the work",
+                ) from error
+            cancel.sleep(2)
+
+
+def _judge(job: Transient, state: JobState, lines: list[str]) -> None:
+    if state.succeeded:
+        return
+    if state.properties.get("LoadState") == "not-found":
+        raise CommandFailedError(
+            f"{job.unit} is gone: the host restarted, or somebody stopped it",
+            "run again: it starts anew",
+        )
+    tail = "\n".join(lines[-15:])
+    if state.properties.get("Result") == "timeout":
+        raise CommandTimeoutError(f"{job.unit} ran past its limit of {job.limit} s\n{tail}")
+    status = state.properties.get("ExecMainStatus", "?")
+    raise CommandFailedError(f"{job.unit} failed with status {status}\n{tail}".rstrip())

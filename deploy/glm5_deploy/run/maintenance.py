@@ -1,0 +1,176 @@
+"""What is done to a deployment that exists: roll back, restart, take down. Each under the host's lock."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from glm5_deploy.config.models import Profile, Target
+from glm5_deploy.errors import Glm5Error, UsageError
+from glm5_deploy.hosts.command import Secret, command, script
+from glm5_deploy.hosts.host import Host
+from glm5_deploy.report.events import Events
+from glm5_deploy.report.outcome import ChangeReport, Check, HostOutcome
+from glm5_deploy.run.cancel import Cancel
+from glm5_deploy.run.health import Watch
+from glm5_deploy.run.lock import locked
+from glm5_deploy.run.steps import Executor
+from glm5_deploy.run.transaction import Transaction
+from glm5_deploy.smoke.run import run_smoke
+from glm5_deploy.stages.desired import Desired, Release
+from glm5_deploy.stages.observed import Observed, Paths, observe
+from glm5_deploy.stages.service import switch_to
+
+_OURS = ("venv", "model_sha256")
+
+# Only what `up` makes is removed, by name: a root that was set wrongly loses nothing else.
+_PURGE = """
+root=$1 name=$2 models=$3
+[ -e "$root/lib/agent.py" ] || { echo "$root holds no deployment of ours" >&2; exit 1; }
+rm -f -- "/etc/systemd/system/$name.service" "/etc/systemd/system/$name-confirm.service" \\
+  "/etc/systemd/system/$name-confirm.timer"
+systemctl daemon-reload
+rm -rf -- "$root/releases" "$root/venvs" "$root/cache" "$root/python" "$root/lib" "$root/current" "$root/previous"
+rm -rf -- "/var/lib/$name" "/var/cache/$name"
+[ "$models" = no ] || rm -rf -- "$root/models"
+rm -rf -- "$root/state"
+rmdir -- "$root" 2>/dev/null || :
+"""
+_DOWN = """
+name=$1 root=$2
+systemctl stop -- "$name-confirm.timer" 2>/dev/null || :
+systemctl disable --quiet --now -- "$name.service" || exit 1
+systemctl reset-failed -- "$name.service" 2>/dev/null || :
+rm -f -- "$root/state/pending.json"
+"""
+_RESTART = 'systemctl reset-failed "$1" 2>/dev/null; systemctl restart --no-block "$1"'
+
+
+class Maintenance:
+    """One host that has a deployment.
+
+    Args:
+        desired: what the inventory says; its profile gives limits and smoke expectations.
+    """
+
+    def __init__(
+        self, host: Host, desired: Desired, api_key: Secret | None, events: Events, cancel: Cancel
+    ) -> None:
+        self.host, self.desired, self.api_key = host, desired, api_key
+        self.events, self.cancel = events, cancel
+        self.paths = Paths.of(desired.target)
+
+    def rollback(self, release: str | None) -> HostOutcome:
+        """Switch to an earlier release, prove it and confirm; or come back.
+
+        Raises:
+            UsageError: there is no such release on the host, or nothing to go back to.
+        """
+        with locked(self.host, self.paths.state, "rollback"):
+            observed = observe(self.host, self.desired.target)
+            chosen = self._choose(release, observed)
+            target = self._as_it_was(chosen)
+            desired = replace(self.desired, target=target, release=Release(chosen, ()))
+            change = switch_to(desired, observed, chosen)
+            self.events.stage(self.host.name, "service")
+            executor = Executor(self.host, self.events, self.cancel)
+            transaction = Transaction(desired, observed, executor, self.api_key)
+            checks = transaction.carry_out([change])
+        return HostOutcome(
+            self.host.name, "changed", (change.report,), release=chosen, checks=checks
+        )
+
+    def _choose(self, release: str | None, observed: Observed) -> str:
+        deployed = observed.deployment
+        if release is None and deployed.previous is None:
+            raise UsageError(f"{self.host.name}: no previous release", "see `glm5-deploy releases`")
+        wanted = release or deployed.previous or ""
+        found = [name for name in deployed.releases if name.startswith(wanted)]
+        if len(found) != 1:
+            there = ", ".join(deployed.releases) or "none"
+            raise UsageError(f"{self.host.name}: no single release {wanted}", f"there are: {there}")
+        if found[0] == deployed.current:
+            raise UsageError(f"{self.host.name}: {found[0]} is the current release already")
+        return found[0]
+
+    def _as_it_was(self, release: str) -> Target:
+        """The target with the profile that the release was made from; limits and tests are today's."""
+        text = self.host.get(self.paths.release(release) / "profile.json").decode()
+        return self.desired.target.model_copy(
+            update={"profile": _profile_of(json.loads(text), self.desired.target.profile)}
+        )
+
+    def restart(self, *, smoke: bool) -> HostOutcome:
+        """Restart the service and wait until it answers.
+
+        Raises:
+            UnhealthyError: it does not come back.
+        """
+        with locked(self.host, self.paths.state, "restart"):
+            self.events.stage(self.host.name, "service")
+            self.host.run(script(_RESTART, self.paths.unit), sudo=True)
+            self.events.stage(self.host.name, "health")
+            limit = self.desired.target.profile.limits.load
+            Watch(self.host, self.desired.target, self.events, self.cancel, limit).until_healthy(
+                self.api_key
+            )
+            checks = self._smoke() if smoke else ()
+        change = ChangeReport("service", "restart", self.paths.unit)
+        return HostOutcome(self.host.name, "changed", (change,), checks=checks)
+
+    def _smoke(self) -> tuple[Check, ...]:
+        from glm5_deploy.run.transaction import SmokeChecksError
+
+        self.events.stage(self.host.name, "smoke")
+        checks = run_smoke(self.host, self.desired.target, self.events, api_key=self.api_key)
+        if any(check.status == "failed" for check in checks):
+            raise SmokeChecksError(self.host.name, checks)
+        return checks
+
+
+def take_down(
+    host: Host, target: Target, events: Events, *, purge: bool, models: bool
+) -> HostOutcome:
+    """Stop and disable the service; with `purge` remove what `up` made, the models only where asked.
+
+    Raises:
+        Glm5Error: systemd refuses, or there is no deployment of ours.
+    """
+    paths = Paths.of(target)
+    name = paths.unit.removesuffix(".service")
+    observed = observe(host, target)
+    present = observed.unit.load_state == "loaded"
+    if not present and not purge:
+        return HostOutcome(host.name, "unchanged")
+    changes: list[ChangeReport] = []
+    with locked(host, paths.state, "down"):
+        events.stage(host.name, "service")
+        running = observed.unit.active_state not in {"inactive", "failed"}
+        if present and (running or observed.unit.enabled == "enabled"):
+            stop = target.profile.limits.stop + 60
+            host.run(script(_DOWN, name, paths.root), sudo=True, timeout=stop)
+            changes.append(ChangeReport("service", "stop", paths.unit))
+        if purge and observed.deployment.file(paths.agent) is not None:
+            host.run(
+                command("systemctl", "disable", "--quiet", "--now", paths.confirm_timer),
+                sudo=True, check=False,
+            )  # fmt: skip
+            purge_command = script(_PURGE, paths.root, name, "yes" if models else "no")
+            host.run(purge_command, sudo=True, timeout=600)
+            changes.append(ChangeReport("system", "remove", str(paths.root)))
+    return HostOutcome(host.name, "changed" if changes else "unchanged", tuple(changes))
+
+
+def _profile_of(document: dict[str, Any], today: Profile) -> Profile:
+    """A profile from a release's own record; what the record leaves out is taken from today's."""
+    kept = {name: value for name, value in document.items() if name not in _OURS}
+    smoke = today.smoke
+    if kept.get("model", {}).get("name") != today.model.name:
+        smoke = smoke.model_copy(update={"expect": []})
+    try:
+        return Profile.model_validate(
+            {**kept, "smoke": smoke, "limits": today.limits, "needs": today.needs}
+        )
+    except ValueError as error:
+        raise Glm5Error(f"the release's own profile cannot be read: {error}") from error

@@ -1,0 +1,223 @@
+"""One host's whole run: observe, check, plan, apply under the lock, prove, confirm."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from glm5_deploy.errors import Glm5Error, PreflightError, UnreachableError
+from glm5_deploy.hosts.command import Secret
+from glm5_deploy.hosts.host import Host
+from glm5_deploy.report.events import Events
+from glm5_deploy.report.outcome import Check, ErrorReport, HostOutcome, Status
+from glm5_deploy.run.cancel import Cancel, InterruptedRunError
+from glm5_deploy.run.lock import locked
+from glm5_deploy.stages.change import Change
+from glm5_deploy.stages.desired import Desired
+from glm5_deploy.stages.observed import Observed, observe
+from glm5_deploy.stages.plan import interrupts_service, plan
+from glm5_deploy.stages.preflight import preflight
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `up` was asked for.
+
+    Args:
+        check: show the plan and change nothing.
+        smoke: smoke-test also where nothing changed.
+        keep_releases: how many releases beside the current and the previous one stay.
+    """
+
+    check: bool = False
+    smoke: bool = False
+    keep_releases: int = 3
+
+
+@dataclass
+class HostRun:
+    """Brings one host to what is desired."""
+
+    host: Host
+    desired: Desired
+    api_key: Secret | None
+    events: Events
+    cancel: Cancel
+    options: Options
+    changes: list[Change] = field(default_factory=list)
+    applied: list[Change] = field(default_factory=list)
+    checks: tuple[Check, ...] = ()
+
+    def up(self) -> HostOutcome:
+        """Do it all; every error becomes the outcome."""
+        return guarded(self.host.name, self._up, self._outcome)
+
+    def _up(self) -> HostOutcome:
+        observed = self._observe()
+        self.changes = plan(self.desired, observed)
+        if self.options.check:
+            status: Status = "changed" if self.changes else "unchanged"
+            return self._outcome(status, data={"check": True})
+        if self.changes:
+            self._apply()
+            return self._outcome("changed")
+        self._confirm_health(observed)
+        return self._outcome("unchanged")
+
+    def _observe(self) -> Observed:
+        """Facts, and a refusal where the host cannot take this.
+
+        Raises:
+            PreflightError: with every problem and its remedy.
+        """
+        self.events.stage(self.host.name, "preflight")
+        observed = observe(self.host, self.desired.target)
+        self._tell_reverted(observed)
+        rows = preflight(self.desired, observed)
+        problems = [row for row in rows if row.status == "failed"]
+        if problems:
+            for row in problems:
+                self.events.check(self.host.name, row)
+            self.checks = rows
+            text = "\n".join(f"    {row.name}: {row.detail}" for row in problems)
+            hints = "; ".join(dict.fromkeys(row.hint for row in problems if row.hint))
+            raise PreflightError(f"{self.host.name}: nothing was changed\n{text}", hints)
+        return observed
+
+    def _tell_reverted(self, observed: Observed) -> None:
+        reverted = observed.deployment.reverted
+        if reverted:
+            at = time.strftime("%Y-%m-%d %H:%M", time.localtime(reverted.get("at", 0)))
+            self.events.note(
+                self.host.name,
+                f"release {reverted.get('reverted')} was reverted at {at}: {reverted.get('reason')}",
+            )
+
+    def _apply(self) -> None:
+        """Everything that changes the host; facts are read again once the lock is ours."""
+        paths = self.desired.paths
+        with locked(self.host, paths.state, "up") as (lease, taken_from):
+            if taken_from is not None:
+                self.events.note(self.host.name, f"took over the lock of {taken_from}")
+            observed = self._observe()
+            self.changes = plan(self.desired, observed)
+            if interrupts_service(self.changes):
+                limit = self.desired.target.profile.limits.load
+                self.events.note(
+                    self.host.name,
+                    f"the running server stops now and is back when the new one has loaded (limit {limit} s)",
+                )
+            self._carry_out(observed, lease.check)
+            if any(change.stage in {"release", "venv"} for change in self.applied):
+                self._prune(observed)
+
+    def _carry_out(self, observed: Observed, still_ours: Callable[[], None]) -> None:
+        from glm5_deploy.run.steps import Executor
+        from glm5_deploy.run.transaction import Transaction
+
+        executor = Executor(self.host, self.events, self.cancel)
+        service = [change for change in self.changes if change.stage == "service"]
+        stage = ""
+        for change in self.changes:
+            still_ours()
+            if change.stage == "service":
+                break
+            if change.stage != stage:
+                stage = change.stage
+                self.events.stage(self.host.name, stage)
+            executor.apply(change)
+            self.applied.append(change)
+        if service:
+            self.events.stage(self.host.name, "service")
+        transaction = Transaction(self.desired, observed, executor, self.api_key)
+        self.checks = transaction.carry_out(service)
+        self.applied += service
+
+    def _prune(self, observed: Observed) -> None:
+        """Old releases and environments go; the current, the previous and a few more stay."""
+        from glm5_deploy.stages.service import agent
+
+        prune = agent(self.desired, observed, "prune", str(self.options.keep_releases))
+        try:
+            self.host.run(prune, sudo=True, timeout=300)
+        except Glm5Error as error:
+            self.events.note(self.host.name, f"old releases were not pruned: {error.message}")
+
+    def _confirm_health(self, observed: Observed) -> None:
+        """Nothing to change: ask once, wait where it still loads, smoke-test where asked."""
+        from glm5_deploy.smoke.health import health
+
+        serve = self.desired.target.profile.serve
+        if not self.options.smoke and health(self.host, serve.host, serve.port) == 200:
+            self.checks = (Check("health", "passed", "200"),)
+            return
+        from glm5_deploy.run.steps import Executor
+        from glm5_deploy.run.transaction import Transaction
+
+        executor = Executor(self.host, self.events, self.cancel)
+        transaction = Transaction(self.desired, observed, executor, self.api_key)
+        self.checks = transaction.prove()
+
+    def _outcome(
+        self,
+        status: Status,
+        error: ErrorReport | None = None,
+        data: dict[str, object] | None = None,
+    ) -> HostOutcome:
+        shown = self.applied if status not in {"changed", "unchanged"} else self.changes
+        return HostOutcome(
+            self.host.name,
+            status,
+            changes=tuple(change.report for change in shown),
+            release=self.desired.release.identifier,
+            checks=self.checks,
+            error=error,
+            data=data or {},
+        )
+
+
+def guarded(
+    name: str,
+    work: Callable[[], HostOutcome],
+    outcome: Callable[[Status, ErrorReport | None], HostOutcome] | None = None,
+) -> HostOutcome:
+    """Run a host's work and turn any error into its outcome; programming errors too, so that other hosts go on."""
+    from dataclasses import replace
+
+    from glm5_deploy.errors import RevertedError
+    from glm5_deploy.run.transaction import SmokeChecksError
+
+    started = time.monotonic()
+    make = outcome or (lambda status, error: HostOutcome(name, status, error=error))
+    try:
+        result = work()
+    except InterruptedRunError as error:
+        result = make("interrupted", _report(error))
+    except UnreachableError as error:
+        result = make("unreachable", _report(error))
+    except RevertedError as error:
+        result = make("reverted", _report(error))
+        if isinstance(error.__cause__, SmokeChecksError):
+            result = replace(result, checks=error.__cause__.checks)
+    except SmokeChecksError as error:
+        result = replace(make("failed", _report(error)), checks=error.checks)
+    except Glm5Error as error:
+        result = make("failed", _report(error))
+    except Exception as error:
+        result = make("failed", _unexpected(error))
+    return replace(result, seconds=time.monotonic() - started)
+
+
+def _report(error: Glm5Error) -> ErrorReport:
+    return ErrorReport(error.message, error.hint, error.exit_code)
+
+
+def _unexpected(error: Exception) -> ErrorReport:
+    import traceback
+
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    return ErrorReport(
+        f"{type(error).__name__}: {error} ({where.filename.rpartition('/')[2]}:{where.lineno})",
+        "this is a fault of glm5-deploy: please report it with the output of -v",
+    )

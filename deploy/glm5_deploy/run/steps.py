@@ -1,0 +1,55 @@
+"""Carrying out the steps of a change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from glm5_deploy.hosts.command import Secret
+from glm5_deploy.hosts.host import Host
+from glm5_deploy.report.events import Events
+from glm5_deploy.run.cancel import Cancel
+from glm5_deploy.run.jobs import run_job
+from glm5_deploy.stages.change import Change, Put, Rsync, Run, Step, Transient
+
+
+@dataclass(frozen=True)
+class Executor:
+    """Applies changes to one host and says how far it is."""
+
+    host: Host
+    events: Events
+    cancel: Cancel
+
+    def apply(self, change: Change) -> None:
+        """Carry a change's steps out in order.
+
+        Raises:
+            Glm5Error: a step failed; what was done before it stays and may be repeated.
+        """
+        for step in change.steps:
+            self.cancel.check()
+            self._step(step)
+        self.events.change(self.host.name, change.report)
+
+    def _step(self, step: Step) -> None:
+        match step:
+            case Run(command, timeout, stdin):
+                self.host.run(command, sudo=True, timeout=timeout, stdin=stdin)
+            case Put(path, content, mode, owner):
+                data = content.value.encode() if isinstance(content, Secret) else content
+                self.host.put(data, path, mode=mode, owner=owner)
+            case Rsync(source, target, include, checksum, delete):
+                self.host.rsync(
+                    source, target, include=include, checksum=checksum, delete=delete,
+                    progress=self._progress,
+                )  # fmt: skip
+            case Transient():
+                run_job(
+                    self.host, step, cancel=self.cancel, progress=self._progress, note=self._note
+                )
+
+    def _progress(self, text: str, fraction: float | None) -> None:
+        self.events.progress(self.host.name, text, fraction)
+
+    def _note(self, text: str) -> None:
+        self.events.note(self.host.name, text)

@@ -1,0 +1,125 @@
+"""Switch, wait, prove, confirm; or take it back. The host does the last by itself where we cannot."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from glm5_deploy.errors import Glm5Error, RevertedError, SmokeFailedError, UnreachableError
+from glm5_deploy.hosts.command import Secret
+from glm5_deploy.report.outcome import Check
+from glm5_deploy.run.cancel import InterruptedRunError
+from glm5_deploy.run.health import Watch
+from glm5_deploy.run.steps import Executor
+from glm5_deploy.smoke.run import run_smoke
+from glm5_deploy.stages import service
+from glm5_deploy.stages.change import Change
+from glm5_deploy.stages.desired import Desired
+from glm5_deploy.stages.observed import Observed
+
+
+@dataclass
+class Transaction:
+    """One host's way from a switch to its confirmation."""
+
+    desired: Desired
+    observed: Observed
+    executor: Executor
+    api_key: Secret | None
+
+    def carry_out(self, changes: Sequence[Change]) -> tuple[Check, ...]:
+        """Apply the service stage's changes, then wait, smoke-test and confirm.
+
+        Raises:
+            RevertedError: the release did not prove itself; the host is back where it was.
+            InterruptedRunError: Ctrl-C; what was switched was taken back.
+        """
+        armed = False
+        try:
+            for change in changes:
+                armed = armed or change.action in {"switch", "confirm"}
+                self.executor.apply(change)
+            checks = self.prove()
+            if armed:
+                self._confirm()
+            return checks
+        except (Glm5Error, OSError) as error:
+            if armed:
+                self._take_back(error)
+            raise
+
+    def prove(self) -> tuple[Check, ...]:
+        """Wait until the server answers, then smoke-test it.
+
+        Raises:
+            UnhealthyError: it does not become healthy.
+            SmokeChecksError: a check failed.
+        """
+        host, target = self.executor.host, self.desired.target
+        limits = target.profile.limits
+        self.executor.events.stage(host.name, "health")
+        watch = Watch(host, target, self.executor.events, self.executor.cancel, limits.load)
+        watch.until_healthy(self.api_key)
+        self.executor.events.stage(host.name, "smoke")
+        checks = run_smoke(host, target, self.executor.events, api_key=self.api_key)
+        self.executor.cancel.check()
+        failed = [check for check in checks if check.status == "failed"]
+        if failed:
+            raise SmokeChecksError(host.name, checks)
+        return checks
+
+    def _confirm(self) -> None:
+        release = self.desired.release.identifier
+        command = service.agent(self.desired, self.observed, "confirm", release)
+        self.executor.host.run(command, sudo=True)
+
+    def _take_back(self, cause: Exception) -> None:
+        host = self.executor.host
+        self.executor.events.stage(host.name, "revert")
+        reason = str(cause).splitlines()[0][:300]
+        command = service.agent(self.desired, self.observed, "revert", reason)
+        try:
+            done = json.loads(host.run(command, sudo=True, timeout=300).stdout)
+        except UnreachableError as error:
+            raise UnreachableError(
+                f"{cause}; and the host is away: it takes the release back by itself "
+                f"{service.confirm_within(self.desired)} s after the switch",
+                error.hint,
+            ) from cause
+        if isinstance(cause, InterruptedRunError):
+            raise cause
+        previous = done.get("previous")
+        back = self._await_previous() if previous else "stopped and disabled, as before"
+        where = f"back on {previous}: {back}" if previous else back
+        hint = cause.hint if isinstance(cause, Glm5Error) else None
+        raise RevertedError(f"{cause}\nreverted: {where}", hint) from cause
+
+    def _await_previous(self) -> str:
+        """Whether the earlier release serves again; a failure of that is told, not raised."""
+        host, target = self.executor.host, self.desired.target
+        limit = target.profile.limits.load
+        try:
+            Watch(host, target, self.executor.events, self.executor.cancel, limit).until_healthy(
+                None, generate=False
+            )
+        except Glm5Error as error:
+            return f"which does not answer yet ({error.message.splitlines()[0]})"
+        return "it answers again"
+
+
+class SmokeChecksError(SmokeFailedError):
+    """Checks that failed, with all rows.
+
+    Args:
+        checks: every row of the test.
+    """
+
+    def __init__(self, host: str, checks: tuple[Check, ...]) -> None:
+        failed = [check for check in checks if check.status == "failed"]
+        rows = "\n".join(f"    {check.name}: {check.detail}" for check in failed)
+        hint = next((check.hint for check in failed if check.hint), None)
+        super().__init__(
+            f"{host}: {len(failed)} of {len(checks)} smoke checks failed\n{rows}", hint
+        )
+        self.checks = checks

@@ -1,0 +1,131 @@
+"""SHA-256 manifests of model folders: where they come from and what they say about a host's files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from glm5_deploy.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Names relative to the model's folder, with their digests; sizes where the files are here.
+
+    Args:
+        entries: name to SHA-256 in hexadecimal.
+        sizes: name to bytes; empty where only a manifest is known.
+    """
+
+    entries: dict[str, str]
+    sizes: dict[str, int]
+
+    def text(self) -> str:
+        """In the format of sha256sum, sorted, so that equal contents give equal text."""
+        return "".join(f"{self.entries[name]}  {name}\n" for name in sorted(self.entries))
+
+    def key(self) -> str:
+        """The digest of the text, which a verification stamp names."""
+        return hashlib.sha256(self.text().encode()).hexdigest()
+
+
+def parse_manifest(text: str, origin: str) -> Manifest:
+    """Read the format of sha256sum.
+
+    Raises:
+        UsageError: a line that is not ``digest  name``, a name that leaves the folder, a name given twice.
+    """
+    entries: dict[str, str] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        digest, _, name = line.partition(" ")
+        name = name.lstrip(" *")
+        if len(digest) != 64 or set(digest.lower()) - set("0123456789abcdef") or not name:
+            raise UsageError(f"{origin}:{number}: not a line of sha256sum: {line[:80]!r}")
+        if name.startswith("/") or ".." in Path(name).parts or name in entries:
+            raise UsageError(f"{origin}:{number}: {name!r} leaves the folder or stands there twice")
+        entries[name] = digest.lower()
+    return Manifest(entries, {})
+
+
+def local_manifest(folder: Path, cache: Path) -> Manifest:
+    """Hash a local folder; files that did not change since the last time are not read again.
+
+    Args:
+        cache: a JSON file that remembers digests by size, times and inode.
+    """
+    known = _load(cache)
+    files = {path.relative_to(folder).as_posix(): path for path in sorted(_files(folder))}
+    marks = {name: _mark(path) for name, path in files.items()}
+    entries, fresh = {}, []
+    for name, path in files.items():
+        held = known.get(str(path.resolve()))
+        if held and held["mark"] == marks[name]:
+            entries[name] = held["sha256"]
+        else:
+            fresh.append(name)
+    if fresh:
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            entries.update(
+                zip(fresh, pool.map(lambda name: _sha256(files[name]), fresh), strict=True)
+            )
+        update = {
+            str(files[name].resolve()): {"mark": marks[name], "sha256": entries[name]}
+            for name in fresh
+        }
+        _store(cache, {**known, **update})
+    return Manifest(entries, {name: marks[name][0] for name in files})
+
+
+def _files(folder: Path) -> list[Path]:
+    return [
+        path
+        for path in folder.rglob("*")
+        if path.is_file()
+        and path.name != "MANIFEST.sha256"
+        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    ]
+
+
+def _mark(path: Path) -> list[int]:
+    status = path.stat()
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _load(cache: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(cache.read_text()))
+    except (OSError, ValueError):
+        return {}
+
+
+def _store(cache: Path, known: dict[str, Any]) -> None:
+    cache.parent.mkdir(parents=True, exist_ok=True)
+    temporary = cache.with_name(f"{cache.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(known))
+    temporary.replace(cache)
+
+
+def wanted_manifest(folder: Path | None, manifest: Path | None, cache: Path) -> Manifest | None:
+    """The manifest that a profile asks for: its file, else made from its source, else None.
+
+    Raises:
+        UsageError: the source lacks a file that the manifest names, or has another size of it.
+    """
+    if manifest is not None:
+        try:
+            return parse_manifest(manifest.read_text(), str(manifest))
+        except OSError as error:
+            raise UsageError(f"cannot read the manifest {manifest}: {error.strerror}") from error
+    return None if folder is None else local_manifest(folder, cache)

@@ -1,0 +1,291 @@
+"""What a host has of ours, read in one round trip together with the facts of the system."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+from glm5_deploy.config.models import Target
+from glm5_deploy.hosts.command import script
+from glm5_deploy.hosts.facts.framework import Fact, FactOutput
+from glm5_deploy.hosts.facts.system import SYSTEM_FACTS, SystemFacts, system_facts
+from glm5_deploy.hosts.facts.unit import UnitFacts, unit_fact
+from glm5_deploy.hosts.host import Host
+
+PROGRAMS = ("agent.py", "verify.py", "build_venv.sh", "install_wheel.sh")
+UNIT_FOLDER = PurePosixPath("/etc/systemd/system")
+
+_LINK = 'readlink -- "$1" || :'
+_READ = 'if [ -e "$1" ]; then cat -- "$1"; else exit 3; fi'
+_RELEASES = 'for r in "$1"/releases/*/; do [ -e "$r/.done" ] && basename "$r"; done; :'
+_VENVS = 'for v in "$1"/venvs/*/; do [ -e "$v/.done" ] && basename "$v"; done; :'
+_TREE = (
+    'if [ -d "$1" ]; then cd -- "$1" && '
+    "find -L . -type f ! -path '*/.*/*' ! -name '.*' -printf '%s %T@ %C@ %i %P\\n'; else exit 3; fi"
+)
+_USER = 'getent passwd -- "$1" >/dev/null && echo yes || :'
+_JOBS = "systemctl list-units --all --plain --no-legend --full 'glm5-job-*' || :"
+_FOLDERS = 'for f in "$@"; do [ -d "$f" ] && stat -c "%a %U %n" -- "$f"; done; :'
+
+
+@dataclass(frozen=True)
+class FileState:
+    """What a look at a file shows without reading it; times are in nanoseconds."""
+
+    size: int
+    mtime: int
+    ctime: int
+    inode: int
+
+
+@dataclass(frozen=True)
+class LockState:
+    """Who holds the host's lock; `until` is in seconds of the host's clock."""
+
+    token: str
+    until: float
+    record: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class DeploymentFacts:
+    """What of ours is on a host.
+
+    Args:
+        files: contents of files that a plan compares, by path; None where there is no such file.
+        model_files: relative name to state; None where the folder does not exist.
+        model_stamp: the last full verification (see onhost/verify.py), or None.
+        jobs: transient units of ours and whether they are active, by name.
+    """
+
+    current: str | None = None
+    previous: str | None = None
+    releases: tuple[str, ...] = ()
+    venvs: tuple[str, ...] = ()
+    lock: LockState | None = None
+    pending: dict[str, Any] | None = None
+    reverted: dict[str, Any] | None = None
+    files: dict[str, str | None] | None = None
+    model_files: dict[str, FileState] | None = None
+    model_manifest: str | None = None
+    model_stamp: dict[str, Any] | None = None
+    user_exists: bool = False
+    jobs: dict[str, str] | None = None
+    folders: dict[str, tuple[str, str]] | None = None
+
+    def file(self, path: PurePosixPath) -> str | None:
+        return (self.files or {}).get(str(path))
+
+
+@dataclass(frozen=True)
+class Observed:
+    """All facts of one host."""
+
+    system: SystemFacts
+    deployment: DeploymentFacts
+    unit: UnitFacts
+    timer: UnitFacts
+
+
+@dataclass(frozen=True)
+class Paths:
+    """Where things of ours are on a host; every other module asks here."""
+
+    root: PurePosixPath
+    unit: str
+    model: PurePosixPath
+    model_name: str
+
+    @classmethod
+    def of(cls, target: Target) -> Paths:
+        profile = target.profile
+        return cls(target.root, profile.unit_name, target.model_folder, profile.model.name)
+
+    @property
+    def state(self) -> PurePosixPath:
+        return self.root / "state"
+
+    @property
+    def library(self) -> PurePosixPath:
+        """Programs of ours that run on the host."""
+        return self.root / "lib"
+
+    @property
+    def cache(self) -> PurePosixPath:
+        return self.root / "cache"
+
+    @property
+    def uploads(self) -> PurePosixPath:
+        """What rsync writes, as the login user: wheels, uv, a Python."""
+        return self.root / "cache" / "uploads"
+
+    @property
+    def stamp(self) -> PurePosixPath:
+        return self.state / f"verified-{self.model_name}.json"
+
+    @property
+    def manifest(self) -> PurePosixPath:
+        """Beside the files where they are ours, else in our state: foreign folders are never written."""
+        ours = self.model == self.root / "models" / self.model_name
+        return self.model / "MANIFEST.sha256" if ours else self.state / f"{self.model_name}.sha256"
+
+    @property
+    def current(self) -> PurePosixPath:
+        return self.root / "current"
+
+    def release(self, identifier: str) -> PurePosixPath:
+        return self.root / "releases" / identifier
+
+    def venv(self, identifier: str) -> PurePosixPath:
+        return self.root / "venvs" / identifier
+
+    @property
+    def unit_file(self) -> PurePosixPath:
+        return UNIT_FOLDER / self.unit
+
+    @property
+    def confirm_service(self) -> str:
+        return self.unit.replace(".service", "-confirm.service")
+
+    @property
+    def confirm_timer(self) -> str:
+        return self.unit.replace(".service", "-confirm.timer")
+
+    @property
+    def agent(self) -> PurePosixPath:
+        return self.library / "agent.py"
+
+    @property
+    def folders(self) -> tuple[PurePosixPath, ...]:
+        names = ("lib", "state", "releases", "venvs", "cache", "cache/uploads", "models")
+        return (self.root, *(self.root / name for name in names))
+
+    def compared(self) -> tuple[PurePosixPath, ...]:
+        """Files whose contents a plan compares."""
+        return (
+            self.unit_file,
+            UNIT_FOLDER / self.confirm_service,
+            UNIT_FOLDER / self.confirm_timer,
+            *(self.library / name for name in PROGRAMS),
+            self.current / "unit",
+            self.current / "environment",
+            self.current / "profile.json",
+        )
+
+
+def _text(output: FactOutput) -> str | None:
+    return output.stdout.strip() or None if output.returncode == 0 else None
+
+
+def _content(output: FactOutput) -> str | None:
+    return output.stdout if output.returncode == 0 else None
+
+
+def _names(output: FactOutput) -> tuple[str, ...]:
+    return tuple(sorted(output.stdout.split()))
+
+
+def _document(output: FactOutput) -> dict[str, Any] | None:
+    if output.returncode != 0:
+        return None
+    try:
+        document = json.loads(output.stdout)
+    except ValueError:
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def _link_name(output: FactOutput) -> str | None:
+    text = _text(output)
+    return None if text is None else PurePosixPath(text).name
+
+
+def parse_lock(output: FactOutput) -> LockState | None:
+    """First line ``token until``, second line a JSON record."""
+    if output.returncode != 0 or not output.stdout.strip():
+        return None
+    head, _, record = output.stdout.partition("\n")
+    token, _, until = head.partition(" ")
+    try:
+        return LockState(token, float(until), json.loads(record or "{}"))
+    except ValueError:
+        return LockState(token, 0.0, {})
+
+
+def _nanoseconds(text: str) -> int:
+    seconds, _, fraction = text.partition(".")
+    return int(seconds) * 10**9 + int(f"{fraction:0<9}"[:9])
+
+
+def parse_tree(output: FactOutput) -> dict[str, FileState] | None:
+    """Lines of ``size mtime ctime inode name``; None where there is no folder."""
+    if output.returncode != 0:
+        return None
+    files: dict[str, FileState] = {}
+    for line in output.stdout.splitlines():
+        size, mtime, ctime, inode, name = line.split(" ", 4)
+        files[name] = FileState(int(size), _nanoseconds(mtime), _nanoseconds(ctime), int(inode))
+    return files
+
+
+def _jobs(output: FactOutput) -> dict[str, str]:
+    rows = (line.split(None, 4) for line in output.stdout.splitlines() if line.strip())
+    return {row[0]: row[2] for row in rows if len(row) > 2}
+
+
+def _folders(output: FactOutput) -> dict[str, tuple[str, str]]:
+    rows = (line.split(" ", 2) for line in output.stdout.splitlines())
+    return {path: (mode, owner) for mode, owner, path in rows}
+
+
+def deployment_fact_list(target: Target) -> list[Fact[Any]]:
+    """The facts of one target, each a command and a pure parser."""
+    paths = Paths.of(target)
+
+    def read(name: str, path: PurePosixPath, parse: Callable[[FactOutput], Any]) -> Fact[Any]:
+        return Fact(name, script(_READ, path), parse)
+
+    return [
+        Fact("current", script(_LINK, paths.current), _link_name),
+        Fact("previous", script(_LINK, paths.root / "previous"), _link_name),
+        Fact("releases", script(_RELEASES, paths.root), _names),
+        Fact("venvs", script(_VENVS, paths.root), _names),
+        read("lock", paths.state / "lock", parse_lock),
+        read("pending", paths.state / "pending.json", _document),
+        read("reverted", paths.state / "reverted.json", _document),
+        Fact("model_files", script(_TREE, paths.model), parse_tree),
+        read("model_manifest", paths.manifest, _content),
+        read("model_stamp", paths.stamp, _document),
+        Fact(
+            "user_exists", script(_USER, target.profile.unit.user), lambda o: bool(o.stdout.strip())
+        ),
+        Fact("jobs", script(_JOBS), _jobs),
+        Fact("folders", script(_FOLDERS, *paths.folders), _folders),
+        *(read(f"file:{path}", path, _content) for path in paths.compared()),
+    ]
+
+
+def deployment_facts(values: dict[str, Any]) -> DeploymentFacts:
+    """Collect what `deployment_fact_list` found."""
+    files = {k.removeprefix("file:"): v for k, v in values.items() if k.startswith("file:")}
+    names = DeploymentFacts.__dataclass_fields__
+    own = {name: value for name, value in values.items() if name in names}
+    return DeploymentFacts(**own, files=files)
+
+
+def observe(host: Host, target: Target) -> Observed:
+    """Everything a plan needs to know, in one round trip."""
+    from glm5_deploy.hosts.facts.framework import gather
+
+    paths = Paths.of(target)
+    unit, timer = unit_fact(paths.unit), unit_fact(paths.confirm_timer)
+    values = gather(host, [*SYSTEM_FACTS, *deployment_fact_list(target), unit, timer])
+    return Observed(
+        system_facts(values),
+        deployment_facts(values),
+        values[unit.name],
+        values[timer.name],
+    )

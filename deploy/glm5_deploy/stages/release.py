@@ -1,0 +1,38 @@
+"""The release: unit, environment, secrets and profile in a folder that is named by their hash."""
+
+from __future__ import annotations
+
+from glm5_deploy.hosts.command import Secret, script
+from glm5_deploy.stages.change import Change, Put, Run
+from glm5_deploy.stages.desired import Desired
+from glm5_deploy.stages.observed import Observed
+
+STAGE = "release"
+
+# Other units that ours names may have faults of their own: only what is said about ours counts.
+_VERIFY = """
+folder=$(mktemp -d) && trap 'rm -rf "$folder"' EXIT
+cp -- "$1/unit" "$folder/$2"
+said=$(LC_ALL=C systemd-analyze verify --man=no "$folder/$2" 2>&1 | grep -F -- "$2" || :)
+[ -z "$said" ] || { printf '%s\\n' "$said" >&2; exit 1; }
+"""
+_DONE = ': > "$1/.done"'
+
+
+def plan(desired: Desired, observed: Observed) -> list[Change]:
+    """Write the release unless a finished one of this name is there."""
+    release = desired.release
+    if release.identifier in observed.deployment.releases:
+        return []
+    folder = desired.paths.release(release.identifier)
+    steps = (
+        *(Put(folder / file.name, _bytes(file.content), mode=file.mode) for file in release.files),
+        Run(script(_VERIFY, folder, desired.paths.unit)),
+        Run(script(_DONE, folder)),
+    )
+    detail = f"profile {desired.target.profile.name}"
+    return [Change(STAGE, "create", release.identifier, detail, steps)]
+
+
+def _bytes(content: str | Secret) -> bytes | Secret:
+    return content if isinstance(content, Secret) else content.encode()

@@ -1,0 +1,167 @@
+"""What the machine itself lacks: packages, the service's user, our folders, uv, a Python, our programs."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from glm5_deploy.hosts.command import command
+from glm5_deploy.onhost import program
+from glm5_deploy.stages.change import Change, Put, Rsync, Run, Transient
+from glm5_deploy.stages.desired import Desired
+from glm5_deploy.stages.observed import PROGRAMS, Observed
+from glm5_deploy.stages.packages import PackageManager, package_manager
+
+STAGE = "system"
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """Something the host lacks, by the name that the package table uses, and why it is needed."""
+
+    name: str
+    reason: str
+
+
+def usable_python(desired: Desired, observed: Observed) -> PurePosixPath | None:
+    """The host's interpreter of the profile's version, with headers where a compiler is needed."""
+    profile = desired.target.profile
+    for python in observed.system.pythons:
+        if ".".join(map(str, python.version[:2])) != profile.engine.python:
+            continue
+        if python.headers or not profile.needs.compiler or desired.target.settings.python:
+            return PurePosixPath(python.path)
+    return None
+
+
+def python_path(desired: Desired, observed: Observed) -> PurePosixPath:
+    """The interpreter that this host has, or will have once the plan is applied."""
+    settings, version = desired.target.settings, desired.target.profile.engine.python
+    if settings.python is not None:
+        return settings.python
+    found = usable_python(desired, observed)
+    if found is not None:
+        return found
+    if settings.python_tree is not None:
+        return carried_python(desired) / "bin" / f"python{version}"
+    return PurePosixPath(f"/usr/bin/python{version}")
+
+
+def carried_python(desired: Desired) -> PurePosixPath:
+    """Where a Python that we bring lies on the host."""
+    return desired.paths.root / "python" / desired.target.profile.engine.python
+
+
+def lacking(desired: Desired, observed: Observed) -> tuple[Requirement, ...]:
+    """What packages would have to bring, in a stable order."""
+    needs, system = desired.target.profile.needs, observed.system
+    found: list[Requirement] = []
+    if "rsync" not in system.tools:
+        found.append(Requirement("rsync", "files are copied with rsync"))
+    if needs.compiler and not system.tools & {"cc", "gcc", "clang"}:
+        found.append(Requirement("cc", "Triton and torch.compile build code at run time"))
+        found.append(Requirement("libc-headers", "the compiler needs the C library's headers"))
+    for library in needs.libraries:
+        if library not in system.libraries:
+            found.append(Requirement(library, "the engine loads it"))
+    if not desired.target.settings.python and usable_python(desired, observed) is None:
+        found += _python_requirements(desired, observed)
+    return tuple(found)
+
+
+def _python_requirements(desired: Desired, observed: Observed) -> list[Requirement]:
+    if desired.target.settings.python_tree is not None:
+        return []
+    profile = desired.target.profile
+    version = profile.engine.python
+    present = any(
+        ".".join(map(str, python.version[:2])) == version for python in observed.system.pythons
+    )
+    wanted = [] if present else [Requirement("python", f"the lock is for Python {version}")]
+    if profile.needs.compiler:
+        wanted.append(Requirement("python-headers", "Triton compiles against Python's headers"))
+    return wanted
+
+
+def missing_packages(
+    desired: Desired, observed: Observed, manager: PackageManager
+) -> tuple[str, ...]:
+    """Package names for what is lacking, with the profile's own list."""
+    python = desired.target.profile.engine.python
+    names = [manager.package(need.name, python) for need in lacking(desired, observed)]
+    return tuple(dict.fromkeys(names))
+
+
+def plan(desired: Desired, observed: Observed) -> list[Change]:
+    """Packages first, since what follows may need them."""
+    return [
+        *_packages(desired, observed),
+        *_user(desired, observed),
+        *_folders(desired, observed),
+        *_programs(desired, observed),
+        *_python_tree(desired, observed),
+    ]
+
+
+def _packages(desired: Desired, observed: Observed) -> list[Change]:
+    manager = package_manager(observed.system.tools)
+    if manager is None:
+        return []
+    packages = missing_packages(desired, observed, manager)
+    if not packages:
+        return []
+    mark = hashlib.sha256(" ".join(packages).encode()).hexdigest()[:8]
+    step = Transient(f"glm5-job-packages-{mark}", manager.install(packages), limit=1800)
+    return [Change(STAGE, "install", " ".join(packages), f"with {manager.program}", (step,))]
+
+
+def _user(desired: Desired, observed: Observed) -> list[Change]:
+    if observed.deployment.user_exists:
+        return []
+    user = desired.target.profile.unit.user
+    add = command(
+        "useradd", "--system", "--user-group", "--home-dir", "/nonexistent",
+        "--no-create-home", "--shell", "/usr/sbin/nologin", user,
+    )  # fmt: skip
+    return [Change(STAGE, "create", f"user {user}", "the service runs as it", (Run(add),))]
+
+
+def _folders(desired: Desired, observed: Observed) -> list[Change]:
+    login = observed.system.user
+    present = observed.deployment.folders or {}
+    wanted = dict.fromkeys(desired.paths.folders, "root")
+    for path in (desired.paths.uploads, desired.paths.root / "models"):
+        wanted[path] = login
+    wrong = {p: o for p, o in wanted.items() if present.get(str(p)) != ("755", o)}
+    if not wrong:
+        return []
+    steps = tuple(
+        Run(command("install", "-d", "-m", "755", "-o", owner, path))
+        for path, owner in wrong.items()
+    )
+    return [Change(STAGE, "create", str(desired.paths.root), f"{len(wrong)} folders", steps)]
+
+
+def _programs(desired: Desired, observed: Observed) -> list[Change]:
+    library = desired.paths.library
+    steps = tuple(
+        Put(library / name, program(name), mode=0o755)
+        for name in PROGRAMS
+        if observed.deployment.file(library / name) != program(name).decode()
+    )
+    return [Change(STAGE, "write", f"{library}/*", "our programs", steps)] if steps else []
+
+
+def _python_tree(desired: Desired, observed: Observed) -> list[Change]:
+    tree = desired.target.settings.python_tree
+    if tree is None or usable_python(desired, observed) is not None:
+        return []
+    upload = desired.paths.uploads / f"python-{desired.target.profile.engine.python}"
+    target = carried_python(desired)
+    steps = (
+        Rsync(Path(tree), upload),
+        Run(command("install", "-d", "-m", "755", target.parent)),
+        Run(command("cp", "-a", "--no-preserve=ownership", "-T", upload, target), timeout=600),
+    )
+    return [Change(STAGE, "sync", str(target), f"Python from {tree}", steps)]
