@@ -1,0 +1,135 @@
+"""Known failures in log lines: what happened, why, and what to do. The table is `failures.yml`."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any, Literal, get_args
+
+Severity = Literal["error", "warning", "symptom"]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One row of the table.
+
+    Args:
+        after: counts only once an earlier line has matched this.
+        severity: a cause, something that may hurt later, or what follows from a cause.
+    """
+
+    name: str
+    pattern: re.Pattern[str]
+    severity: Severity
+    cause: str
+    remedy: str
+    after: re.Pattern[str] | None = None
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A failure that was seen.
+
+    Args:
+        line: the first line that matched, whole.
+        count: how many lines matched.
+    """
+
+    name: str
+    severity: Severity
+    cause: str
+    remedy: str
+    line: str
+    count: int = 1
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "severity": self.severity,
+            "cause": self.cause,
+            "remedy": self.remedy,
+            "line": self.line,
+            "count": self.count,
+        }
+
+
+@functools.cache
+def known_failures() -> tuple[Failure, ...]:
+    """The table, in the order in which patterns are tried.
+
+    Raises:
+        ValueError: the package's own table is wrong; a test reads it.
+    """
+    import yaml
+
+    text = (resources.files(__package__ or "glm5_deploy.logs") / "failures.yml").read_text("utf-8")
+    return tuple(_failure(row) for row in yaml.safe_load(text))
+
+
+def _failure(row: dict[str, str]) -> Failure:
+    severity = row["severity"]
+    if severity not in get_args(Severity):
+        raise ValueError(f"{row['name']}: unknown severity {severity}")
+    after = row.get("after")
+    return Failure(
+        name=row["name"],
+        pattern=re.compile(row["pattern"]),
+        severity=severity,  # type: ignore[arg-type]
+        cause=row["cause"],
+        remedy=row["remedy"],
+        after=re.compile(after) if after else None,
+    )
+
+
+class Explainer:
+    """Reads lines one after the other, so that a log can be explained while it is followed."""
+
+    def __init__(self) -> None:
+        self._seen_before: set[str] = set()
+        self._found: dict[str, Explanation] = {}
+
+    def feed(self, line: str) -> Explanation | None:
+        """The failure that this line names for the first time, or None."""
+        found = next((row for row in known_failures() if self._matches(row, line)), None)
+        self._remember(line)
+        if found is None:
+            return None
+        earlier = self._found.get(found.name)
+        if earlier is not None:
+            self._found[found.name] = _counted(earlier)
+            return None
+        new = Explanation(found.name, found.severity, found.cause, found.remedy, line)
+        self._found[found.name] = new
+        return new
+
+    def found(self) -> list[Explanation]:
+        """All so far: causes first, then warnings, then symptoms; each in order of appearance."""
+        order = get_args(Severity)
+        return sorted(self._found.values(), key=lambda each: order.index(each.severity))
+
+    def _matches(self, row: Failure, line: str) -> bool:
+        if row.after is not None and row.name not in self._seen_before:
+            return False
+        return row.pattern.search(line) is not None
+
+    def _remember(self, line: str) -> None:
+        for row in known_failures():
+            if row.after is not None and row.after.search(line):
+                self._seen_before.add(row.name)
+
+
+def _counted(earlier: Explanation) -> Explanation:
+    from dataclasses import replace
+
+    return replace(earlier, count=earlier.count + 1)
+
+
+def explain(lines: Iterable[str]) -> list[Explanation]:
+    """Known failures among log lines, causes before symptoms; empty where none is known."""
+    explainer = Explainer()
+    for line in lines:
+        explainer.feed(line)
+    return explainer.found()
