@@ -1,8 +1,9 @@
 """Remote commands as typed values that quote themselves, and secrets that never show.
 
-A command is a list of arguments, never a string that somebody pasted together. It has two forms: `Command.shell`, for the remote
-shell, and `Command.masked`, for people. Where shell syntax is needed (a loop, a test, a redirection) the script is a constant of
-this package and everything variable reaches it as a positional parameter: see `script`.
+A command is a list of arguments, never a string that somebody pasted together. It has two forms:
+`Command.shell`, for the remote shell, and `Command.masked`, for people. Where shell syntax is
+needed (a loop, a test, a redirection) the script is a constant of this package and everything
+variable reaches it as a positional parameter: see `script`.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class Command:
 
     Args:
         argv: program and arguments; numbers and paths are turned into text.
-        env: variables for this command alone, set with ``env`` so that no shell assignment is needed.
+        env: variables for this command alone, set with ``env`` so that no shell assignment is
+        needed.
         cwd: folder to run in; the command fails when it does not exist.
     """
 
@@ -87,7 +89,9 @@ def command(
     """
     for argument in (program, *arguments):
         if isinstance(argument, Secret):
-            raise ValueError("a secret cannot be an argument: send it on standard input")
+            raise ValueError(  # noqa: TRY004 one error for every wrong argument
+                "a secret cannot be an argument: send it on standard input"
+            )
     return Command(
         argv=tuple(str(argument) for argument in (program, *arguments)),
         env=tuple((env or {}).items()),

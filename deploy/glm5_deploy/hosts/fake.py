@@ -73,7 +73,7 @@ class Expected:
 
 @dataclass
 class FakeHost:
-    """A `Host` without a machine. A command that nobody expects fails the test and says which were left.
+    """A `Host` without a machine. A command nobody expects fails the test and names what is left.
 
     Args:
         expected: answers; the first that fits and is not used up is taken, so their order is free.
@@ -86,7 +86,7 @@ class FakeHost:
     expected: list[Expected] = field(default_factory=list)
     files: dict[PurePosixPath, bytes] = field(default_factory=dict)
     dials: dict[tuple[str, int], Callable[[], socket.socket]] = field(default_factory=dict)
-    rsync_stats: RsyncStats = RsyncStats(0, 0)
+    rsync_stats: RsyncStats = field(default_factory=lambda: RsyncStats(0, 0))
     calls: list[Call] = field(default_factory=list)
     closed: bool = False
     _used: dict[int, int] = field(default_factory=dict, repr=False)

@@ -59,7 +59,8 @@ class Host(Protocol):
     """One machine over one connection that is opened on first use and reopened when it broke.
 
     Every method raises `UnreachableError` where there is no session to be had, and
-    `SudoRefusedError` where ``sudo=True`` and sudo is missing, refuses, or wants a password that was not given.
+    `SudoRefusedError` where ``sudo=True`` and sudo is missing, refuses, or wants a password that
+    was not given.
     """
 
     @property
@@ -112,7 +113,9 @@ class Host(Protocol):
         owner: str | None = None,
         sudo: bool = True,
     ) -> None:
-        """Write a file atomically: beside its place with its final mode, flushed, then renamed. Folders are made."""
+        """Write a file atomically: beside its place with its final mode, flushed, then renamed.
+        Folders are made.
+        """
 
     def get(self, path: PurePosixPath, *, sudo: bool = True) -> bytes:
         """Read a file.
@@ -131,7 +134,8 @@ class Host(Protocol):
         checksum: bool = False,
         progress: Progress = no_progress,
     ) -> RsyncStats:
-        """Copy a folder's contents (or one file) into ``target`` as the login user, resumable, over the same connection settings.
+        """Copy a folder's contents (or one file) into ``target`` as the login user, resumable, over
+        the same connection settings.
 
         Args:
             include: names relative to source; empty means everything.
@@ -143,7 +147,8 @@ class Host(Protocol):
         """
 
     def dial(self, address: str, port: int) -> socket.socket:
-        """A byte stream from the host to ``address:port``, through the SSH connection (``direct-tcpip``).
+        """A byte stream from the host to ``address:port``, through the SSH connection
+        (``direct-tcpip``).
 
         What comes back has ``recv``, ``sendall``, ``settimeout`` and ``close`` as a socket has.
 

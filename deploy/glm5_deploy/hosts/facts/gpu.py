@@ -1,0 +1,128 @@
+"""Facts about GPUs, from ``nvidia-smi``."""
+
+from __future__ import annotations
+
+import csv
+import re
+from dataclasses import dataclass
+
+from glm5_deploy.hosts.command import script
+from glm5_deploy.hosts.facts.fact import TIMED_OUT, Fact, FactOutput
+
+QUERY_GPUS = r"""
+command -v nvidia-smi >/dev/null || exit 45
+try() { nvidia-smi --query-gpu="$1" --format=csv,nounits; }
+out=$(try "$1,$2") || out=$(try "$1") || { printf '%s\n' "$out"; exit 1; }
+printf '%s\n' "$out"
+echo
+nvidia-smi --version 2>/dev/null | grep -i 'cuda version' || nvidia-smi | head -n 5
+"""
+"""$1 fields that every driver knows, $2 fields that an old one may refuse, all at once. A header
+names the fields that came.
+``--version`` is quick; drivers that lack it print the CUDA version in the ordinary table."""
+
+MISSING = 45
+
+PLAIN_FIELDS = (
+    "index",
+    "name",
+    "uuid",
+    "memory.total",
+    "memory.used",
+    "driver_version",
+    "pci.bus_id",
+)
+NEWER_FIELDS = ("compute_cap", "mig.mode.current", "ecc.errors.uncorrected.volatile.total")
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU.
+
+    Args:
+        memory_total: bytes; 0 where the driver does not say (some integrated GPUs).
+        memory_used: bytes.
+        compute_capability: for instance (12, 0); None where an old driver does not say.
+        mig: Multi-Instance GPU is on: the GPU itself cannot be used whole.
+        ecc_errors: uncorrected since the last reset; None without ECC.
+    """
+
+    index: int
+    name: str
+    uuid: str
+    memory_total: int
+    memory_used: int
+    compute_capability: tuple[int, int] | None
+    mig: bool
+    ecc_errors: int | None
+    bus_id: str
+
+
+@dataclass(frozen=True)
+class GpuFacts:
+    """All GPUs and their driver.
+
+    Args:
+        gpus: by index; empty where there are none.
+        driver: version, or None.
+        cuda: the newest CUDA version that the driver runs, for instance ``13.0``.
+        problem: what ``nvidia-smi`` says instead, where it is installed and fails.
+    """
+
+    gpus: tuple[Gpu, ...] = ()
+    driver: str | None = None
+    cuda: str | None = None
+    problem: str | None = None
+
+
+def parse_gpus(output: FactOutput) -> GpuFacts:
+    """Read what `QUERY_GPUS` prints."""
+    if output.returncode == MISSING:
+        return GpuFacts()
+    if output.returncode == TIMED_OUT:
+        return GpuFacts(problem="nvidia-smi does not answer: the driver hangs")
+    table, _, rest = output.stdout.partition("\n\n")
+    cuda = re.search(r"CUDA Version\s*:\s*(\d+\.\d+)", rest, re.IGNORECASE)
+    rows = list(csv.reader(table.strip().splitlines(), skipinitialspace=True))
+    if not output.ok and not _is_table(rows):
+        said = output.stdout.strip() or output.stderr.strip()
+        return GpuFacts(
+            problem=" ".join(said.split()) or f"nvidia-smi ended with {output.returncode}"
+        )
+    if not _is_table(rows):
+        said = " ".join(table.split())
+        return GpuFacts(problem=None if "No devices were found" in said else said or None)
+    header = [title.split(" [")[0].strip() for title in rows[0]]
+    records = [dict(zip(header, row, strict=False)) for row in rows[1:] if len(row) == len(header)]
+    driver = next((record["driver_version"] for record in records), None)
+    gpus = sorted((_gpu(record) for record in records), key=lambda gpu: gpu.index)
+    return GpuFacts(tuple(gpus), driver, cuda[1] if cuda else None)
+
+
+def _is_table(rows: list[list[str]]) -> bool:
+    return bool(rows) and rows[0][0].strip() == "index"
+
+
+def _gpu(record: dict[str, str]) -> Gpu:
+    capability = re.fullmatch(r"(\d+)\.(\d+)", record.get("compute_cap", ""))
+    errors = record.get("ecc.errors.uncorrected.volatile.total", "")
+    return Gpu(
+        index=int(record["index"]),
+        name=record["name"],
+        uuid=record["uuid"],
+        memory_total=_mebibytes(record["memory.total"]),
+        memory_used=_mebibytes(record["memory.used"]),
+        compute_capability=(int(capability[1]), int(capability[2])) if capability else None,
+        mig=record.get("mig.mode.current", "").strip() == "Enabled",
+        ecc_errors=int(errors) if errors.isdigit() else None,
+        bus_id=record["pci.bus_id"],
+    )
+
+
+def _mebibytes(text: str) -> int:
+    return int(text) * 2**20 if text.isdigit() else 0
+
+
+GPU_FACT = Fact(
+    "gpus", script(QUERY_GPUS, ",".join(PLAIN_FIELDS), ",".join(NEWER_FIELDS)), parse_gpus
+)
