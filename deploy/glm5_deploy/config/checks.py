@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from glm5_deploy.config.errors import ConfigErrors, ConfigProblem
+from glm5_deploy.config.locks import lock_path
 from glm5_deploy.config.merge import group_order, groups_of, members, settings_of
 from glm5_deploy.config.models import Target
 from glm5_deploy.config.node import Node
-from glm5_deploy.config.resources import find_lock, lock_names
-from glm5_deploy.config.templates import is_template
+from glm5_deploy.errors import UsageError
 
 DEFAULT_ROOT = "/opt/glm5"
 
@@ -155,6 +155,35 @@ def _variables(profile: Node) -> Iterator[ConfigProblem]:
         )
 
 
+def engine_problems(profile: Node) -> list[ConfigProblem]:
+    """What a complete profile lacks for its engine; before that, `override` may still give it."""
+    return [*_without_lock(profile), *_devices(profile)]
+
+
+def _without_lock(profile: Node) -> Iterator[ConfigProblem]:
+    lock, kernel = profile.at("engine", "lock"), profile.at("engine", "kernel")
+    if lock is not None and lock.value is not None:
+        return
+    command = profile.at("engine", "command")
+    words = ["{venv}"] if command is None else [node.text or "" for node in command.items]
+    if any("{venv}" in word for word in words):
+        holder = command or profile.at("engine") or profile
+        yield holder.problem(
+            "`engine.command` uses {venv}, and without `engine.lock` there is none",
+            "name a lock, or give the path of a vLLM that is on the host",
+        )
+    if kernel is not None and kernel.value is True:
+        yield kernel.problem("glm5-kernel is installed into a venv: it needs `engine.lock`")
+
+
+def _devices(profile: Node) -> Iterator[ConfigProblem]:
+    count, devices = profile.at("gpus", "count"), profile.at("gpus", "devices")
+    if devices is None or not devices.items or count is None:
+        return
+    if len(devices.items) != count.value:
+        yield devices.problem(f"{len(devices.items)} devices, but `gpus.count` is {count.value}")
+
+
 def profile_warnings(profile: Node) -> list[ConfigProblem]:
     """What is allowed, and seldom meant."""
     return [*_open_address(profile), *_looks_secret(profile)]
@@ -218,10 +247,9 @@ def _named(node: Node, *paths: tuple[str, ...]) -> list[Node]:
 
 def _lock(profile: Node) -> Iterator[ConfigProblem]:
     node = profile.at("engine", "lock")
-    if node is None or not node.text or is_template(node.text):
+    if node is None or not node.text:
         return
-    if find_lock(node.text, node.file.parent) is None:
-        yield node.problem(
-            f"no lock is called `{node.text}`, and no such file is there",
-            nearest(node.text, lock_names(), "locks that ship with the program"),
-        )
+    try:
+        lock_path(node.text, node.file.parent)
+    except UsageError as error:
+        yield node.problem(error.message, error.hint)

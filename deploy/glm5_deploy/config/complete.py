@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from glm5_deploy.config.checks import file_problems, profile_problems, profile_warnings
+from glm5_deploy.config.checks import (
+    engine_problems,
+    file_problems,
+    profile_problems,
+    profile_warnings,
+)
 from glm5_deploy.config.errors import ConfigErrors, ConfigProblem
+from glm5_deploy.config.locks import local_lock
 from glm5_deploy.config.merge import merge
 from glm5_deploy.config.models import HostSettings, Profile, Target
 from glm5_deploy.config.node import Node, Plain
-from glm5_deploy.config.resources import find_lock
 from glm5_deploy.config.templates import render
 from glm5_deploy.config.validate import fill_empty, validate
 
@@ -39,28 +44,33 @@ def complete(name: str, groups: tuple[str, ...], settings: Node, profile: Node) 
     merged = profile if override is None else merge(profile, override)
     rendered = render(fill_empty(Profile, merged), _context(name, groups, settings))
     located = _locate(rendered, _PROFILE_PATHS)
-    placed = _locate(settings, _SETTINGS_PATHS)
-    target = _target(name, groups, placed, located)
-    return Resolved(target, placed, located, tuple(profile_warnings(located)))
-
-
-def _target(name: str, groups: tuple[str, ...], settings: Node, profile: Node) -> Target:
-    read_settings, settings_found = validate(HostSettings, settings)
-    read_profile, profile_found = validate(Profile, profile)
-    problems = [
-        *(problem for _, problem in (*settings_found, *profile_found)),
-        *profile_problems(profile),
-        *file_problems(settings, profile),
+    placed, read_settings, problems = placed_settings(settings)
+    read_profile, found = validate(Profile, located)
+    problems += [
+        *(problem for _, problem in found),
+        *profile_problems(located),
+        *engine_problems(located),
+        *file_problems(placed, located),
     ]
     if problems or read_settings is None or read_profile is None:
         raise ConfigErrors(problems)
-    return Target(
+    target = Target(
         name=name,
         base=settings.file.parent,
         groups=groups,
         settings=read_settings,
         profile=read_profile,
     )
+    return Resolved(target, placed, located, tuple(profile_warnings(located)))
+
+
+def placed_settings(
+    settings: Node,
+) -> tuple[Node, HostSettings | None, list[ConfigProblem]]:
+    """Merged settings with absolute paths, as nodes and as a model."""
+    placed = _locate(settings, _SETTINGS_PATHS)
+    model, found = validate(HostSettings, placed)
+    return placed, model, [problem for _, problem in found]
 
 
 def _context(name: str, groups: tuple[str, ...], settings: Node) -> dict[str, dict[str, Plain]]:
@@ -84,7 +94,8 @@ def _absolute(node: Node) -> str | None:
 
 
 def _lock_path(node: Node) -> str | None:
-    found = find_lock(node.text, node.file.parent) if node.text else None
+    # A name stays a name, so that a release is the same one whoever deploys it.
+    found = local_lock(node.text, node.file.parent) if node.text else None
     return node.text if found is None else str(found)
 
 

@@ -46,7 +46,9 @@ class ConfigErrors(UsageError):  # noqa: N818  # it holds many
 
     def __init__(self, problems: Iterable[ConfigProblem]) -> None:
         self.problems = tuple(sorted(dict.fromkeys(problems), key=ConfigProblem._order))
-        super().__init__("\n".join(str(problem) for problem in self.problems))
+        text = "\n".join(str(problem) for problem in self.problems)
+        count = len(self.problems)
+        super().__init__(text if count == 1 else f"{count} mistakes in the configuration\n{text}")
 
 
 def shown_file(file: Path) -> str:

@@ -34,7 +34,7 @@ class LoadedInventory:
 
     Args:
         document: the file with its places.
-        profiles: by name, from the inventory's own files.
+        profiles: by name: the inventory's own, and those it names that ship with the program.
         groups: of each host, in merge order.
     """
 
@@ -87,9 +87,15 @@ def load_inventory(path: Path) -> LoadedInventory:
     Raises:
         ConfigErrors: everything that is wrong in any of them.
     """
-    document = _without_empty(read(path.expanduser().absolute()))
+    return load_document(read(path.expanduser().absolute()), path)
+
+
+def load_document(top: Node, path: Path) -> LoadedInventory:
+    """Like `load_inventory`, of an inventory that was parsed already."""
+    document = _without_empty(top)
     inventory, found = validate(Inventory, document)
-    profiles, profile_problems = load_profiles(profile_files(_profile_places(document)))
+    own, profile_problems = load_profiles(profile_files(_profile_places(document)))
+    profiles = _with_shipped(document, own)
     problems = [
         *(problem for _, problem in found),
         *inventory_problems(document),
@@ -143,22 +149,31 @@ def _missing_places(document: Node) -> list[ConfigProblem]:
     ]
 
 
-def _unknown_profiles(document: Node, profiles: Mapping[str, Node]) -> list[ConfigProblem]:
+def _named_profiles(document: Node) -> list[Node]:
     levels = [
         document.at("defaults"),
         *document.below("groups").values(),
         *document.below("hosts").values(),
     ]
-    named = [node for level in levels if level is not None and (node := level.at("profile"))]
-    unknown = [node for node in named if node.text and node.text not in profiles]
-    # Those that ship with the program are read only where they are needed.
-    known = {**profiles, **shipped_profiles()} if unknown else profiles
+    found = (level.at("profile") for level in levels if level is not None)
+    return [node for node in found if node is not None and node.text]
+
+
+def _with_shipped(document: Node, own: Mapping[str, Node]) -> dict[str, Node]:
+    """With those that come with the program added where the inventory names them."""
+    wanted = {node.text for node in _named_profiles(document)} - own.keys()
+    shipped = shipped_profiles() if wanted else {}
+    return {**{name: node for name, node in shipped.items() if name in wanted}, **own}
+
+
+def _unknown_profiles(document: Node, profiles: Mapping[str, Node]) -> list[ConfigProblem]:
+    unknown = [node for node in _named_profiles(document) if node.text not in profiles]
+    known = {**shipped_profiles(), **profiles} if unknown else {}
     return [
         node.problem(
             f"no profile is called `{node.text}`", nearest(node.text or "", known, "profiles")
         )
         for node in unknown
-        if node.text not in known
     ]
 
 
@@ -213,19 +228,20 @@ def check_inventory(loaded: LoadedInventory) -> list[ConfigProblem]:
     Raises:
         ConfigErrors: what only rendering shows.
     """
-    names = [name for name in loaded.host_names if _profile_name(loaded.settings(name))]
+    names = [name for name in loaded.host_names if profile_name(loaded.settings(name))]
     found = (warning for resolved in resolve_places(loaded, names) for warning in resolved.warnings)
     return list(ConfigErrors(found).problems)
 
 
-def _profile_name(settings: Node) -> str | None:
+def profile_name(settings: Node) -> str | None:
+    """The profile that merged settings name."""
     node = settings.at("profile")
     return None if node is None else node.text
 
 
 def _resolve_host(loaded: LoadedInventory, name: str, profile: str | None) -> Resolved:
     settings = loaded.settings(name)
-    wanted = profile or _profile_name(settings)
+    wanted = profile or profile_name(settings)
     if wanted is None:
         problem = loaded.document.below("hosts")[name].problem(
             "this host has no profile",
