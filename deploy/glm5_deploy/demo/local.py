@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shlex
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from glm5_deploy.errors import Glm5Error
@@ -61,6 +63,14 @@ def succeeds(argv: Sequence[Word]) -> bool:
     except LocalCommandError:
         return False
     return True
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Keep other processes out until the end of the block; they wait."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def cache_folder() -> Path:

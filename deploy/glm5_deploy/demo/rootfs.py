@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import shutil
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
 from glm5_deploy.demo import machine
-from glm5_deploy.demo.local import cache_folder, run
+from glm5_deploy.demo.local import cache_folder, locked, run
 from glm5_deploy.errors import Glm5Error
 
 Variant = Literal["bare", "ready"]
@@ -133,7 +130,7 @@ def build_rootfs(variant: Variant = "ready", cache: Path | None = None) -> Path:
     if folder.is_dir():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(folder.with_name(f"{folder.name}.lock")):
+    with locked(folder.with_name(f"{folder.name}.lock")):
         if not folder.is_dir():
             partial = folder.with_name(f"{folder.name}.partial")
             if partial.exists():
@@ -146,13 +143,6 @@ def build_rootfs(variant: Variant = "ready", cache: Path | None = None) -> Path:
 def _digest(variant: Variant) -> str:
     text = "\n".join((*PACKAGES[variant], *MASKED))
     return hashlib.sha256(text.encode()).hexdigest()[:10]
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _bootstrap(root: Path, release: str, packages: tuple[str, ...]) -> None:
