@@ -35,6 +35,13 @@ def _options(
     del version
 
 
+# In the order in which help lists them.
+_COMMANDS = (
+    "up", "smoke", "logs", "status", "preflight", "releases", "lifecycle", "render", "admin",
+    "inventory", "init", "demo",
+)  # fmt: skip
+
+
 def _register() -> None:
     from glm5_deploy.cli import (
         admin,
@@ -52,7 +59,8 @@ def _register() -> None:
     )
 
     modules = (
-        up, smoke, logs, status, preflight, releases, lifecycle, render, admin, inventory, init, demo,
+        up, smoke, logs, status, preflight, releases, lifecycle, render, admin, inventory, init,
+        demo,
     )  # fmt: skip
     for module in modules:
         module.register(app)

@@ -89,7 +89,7 @@ def selection(
     if path is None:
         raise UsageError(
             "no inventory found",
-            "run `glm5-deploy init`, name a file with -i, or use --host user@address --profile NAME",
+            "run `glm5-deploy init`, name a file with -i, or give --host user@address --profile P",
         )
     loaded = load_inventory(path)
     return resolve(loaded, hosts=hosts or (), groups=groups or (), profile=profile)

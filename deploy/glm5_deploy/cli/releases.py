@@ -83,7 +83,8 @@ def rollback(
     json: JsonOption = False,
     verbose: VerboseOption = 0,
 ) -> None:
-    """Switch to an earlier release, wait, smoke-test and confirm; a rollback that fails is reverted too.
+    """Switch to an earlier release, wait, smoke-test and confirm; a rollback that fails is reverted
+    too.
 
     Example: glm5-deploy rollback --host bw1
     """

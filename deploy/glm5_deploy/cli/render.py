@@ -14,7 +14,6 @@ from glm5_deploy.cli.options import (
     InventoryOption,
     JsonOption,
     ProfileOption,
-    base_folder,
     selection,
 )
 from glm5_deploy.cli.runner import kernel_wheel, manifest
@@ -40,8 +39,7 @@ def render(
 
     Example: glm5-deploy render --host bw1 --output rendered/
     """
-    base = base_folder(inventory)
-    files = {t.name: _files(t, base) for t in selection(inventory, host, group, profile)}
+    files = {t.name: _files(t) for t in selection(inventory, host, group, profile)}
     if output is not None:
         _write(files, output)
     elif json:
@@ -50,7 +48,7 @@ def render(
         _print(files)
 
 
-def _files(target: Target, base: Path) -> dict[str, str]:
+def _files(target: Target) -> dict[str, str]:
     from glm5_deploy.hosts.command import MASK, Secret
     from glm5_deploy.stages.desired import build_desired
 

@@ -1,6 +1,7 @@
 """Programs that run on the host, sent there as files: standard library and POSIX shell only.
 
-Nothing here imports the rest of the package. Values reach these programs as arguments or on standard input.
+Nothing here imports the rest of the package. Values reach these programs as arguments or on
+standard input.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""Switches a host between releases and takes an unconfirmed switch back, with or without an operator.
+"""Switches a host between releases, and takes an unconfirmed switch back by itself.
 
-    agent.py ROOT switch      read the switch as JSON on standard input, note it as pending, carry it out
+    agent.py ROOT switch      carry out the switch that standard input describes, as pending
     agent.py ROOT confirm ID  the release proved itself: forget that it was pending
     agent.py ROOT extend N    give the pending switch N seconds from now
     agent.py ROOT revert WHY  take the pending switch back now
-    agent.py ROOT prune N     remove releases but the current, the previous, a pending one and N more
-    agent.py ROOT check       take it back if its deadline has passed (called by a timer)
+    agent.py ROOT prune N     keep the current, the previous, a pending release and N more
+    agent.py ROOT check       take the switch back if its deadline has passed (a timer calls this)
 
-The pending note is written before anything is switched and removed after everything is confirmed, so that a host that loses power in
-between takes the switch back when it boots. Every step may run twice. One JSON document is printed; exit status 0 means it was done.
-Runs on Python 3.8 and later.
+The pending note is written before anything is switched and removed after all is confirmed, so that
+a host that loses power in between takes the switch back when it boots. Every step may run twice.
+One JSON document is printed; exit status 0 means that it was done. Runs on Python 3.8 and later.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 UNITS = Path("/etc/systemd/system")
 
 
-def systemctl(*words, check=True):
+def systemctl(*words: str, check: bool = True) -> bool:
     """Run systemctl, raising with what it said."""
     done = subprocess.run(["systemctl", *words], capture_output=True, text=True)
     if check and done.returncode != 0:
@@ -35,7 +37,7 @@ def systemctl(*words, check=True):
     return done.returncode == 0
 
 
-def write(path, text):
+def write(path: Path, text: str) -> None:
     """Replace a file in one step that survives a power cut."""
     temporary = path.with_name(f".{path.name}.new")
     with open(temporary, "w", encoding="utf-8") as file:
@@ -50,15 +52,16 @@ def write(path, text):
         os.close(folder)
 
 
-def read_json(path):
+def read_json(path: Path) -> dict[str, Any] | None:
     """The document in a file, or None where there is none or it is torn."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
         return None
+    return document if isinstance(document, dict) else None
 
 
-def link(path, target):
+def link(path: Path, target: Path | None) -> None:
     """Point a symbolic link elsewhere in one step; None removes it."""
     if target is None:
         path.unlink(missing_ok=True)
@@ -69,7 +72,7 @@ def link(path, target):
     os.replace(temporary, path)
 
 
-def audit(state, action, **details):
+def audit(state: Path, action: str, **details: object) -> None:
     """Append one line to the host's audit log."""
     entry = {"at": time.time(), "action": action, **details}
     with open(state / "audit.jsonl", "a", encoding="utf-8") as file:
@@ -77,14 +80,14 @@ def audit(state, action, **details):
 
 
 @contextmanager
-def exclusive(state):
+def exclusive(state: Path) -> Iterator[None]:
     """One agent at a time: the timer and an operator may call it together."""
     with open(state / ".agent.lock", "w", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
-def install_unit(release, unit):
+def install_unit(release: Path, unit: str) -> bool:
     """Put a release's unit in place; reload systemd only when that changed something."""
     wanted = (release / "unit").read_text(encoding="utf-8")
     place = UNITS / unit
@@ -95,7 +98,7 @@ def install_unit(release, unit):
     return True
 
 
-def activate(root, release, unit):
+def activate(root: Path, release: str, unit: str) -> bool:
     """Make a release the current one and (re)start its service without waiting for it."""
     folder = root / "releases" / release
     if not (folder / "unit").is_file():
@@ -109,20 +112,21 @@ def activate(root, release, unit):
     return reloaded
 
 
-def current_release(root):
+def current_release(root: Path) -> str | None:
     """The id that ``current`` points to, or None."""
     path = root / "current"
     return os.path.basename(os.readlink(path)) if path.is_symlink() else None
 
 
-def timer_of(unit):
+def timer_of(unit: str) -> str:
     return unit.replace(".service", "-confirm.timer")
 
 
-def switch(root, state, order):
+def switch(root: Path, state: Path, order: dict[str, Any]) -> dict[str, object]:
     """Note the switch as pending, then carry it out.
 
-    A switch that replaces another pending one keeps the release that was last confirmed as the one to go back to.
+    A switch that replaces another pending one keeps the release that was last confirmed as the one
+    to go back to.
     """
     pending = read_json(state / "pending.json")
     before = pending["previous"] if pending else current_release(root)
@@ -135,7 +139,7 @@ def switch(root, state, order):
     return {"switched": order["release"], "previous": before, "reloaded": reloaded}
 
 
-def extend(state, seconds):
+def extend(state: Path, seconds: float) -> dict[str, object]:
     """An interrupted run is taken up again: the pending switch gets its time anew."""
     pending = read_json(state / "pending.json")
     if pending is None:
@@ -144,7 +148,7 @@ def extend(state, seconds):
     return {"pending": pending["release"]}
 
 
-def confirm(root, state, release):
+def confirm(root: Path, state: Path, release: str) -> dict[str, object]:
     """Keep the release: nothing takes it back any more."""
     pending = read_json(state / "pending.json")
     if pending is None:
@@ -163,8 +167,10 @@ def confirm(root, state, release):
     return {"confirmed": release}
 
 
-def revert(root, state, reason):
-    """Go back to the release that was last confirmed, or to stopped and disabled where there was none."""
+def revert(root: Path, state: Path, reason: str) -> dict[str, object]:
+    """Go back to the release that was last confirmed, or to stopped and disabled where there was
+    none.
+    """
     pending = read_json(state / "pending.json")
     if pending is None:
         return {"reverted": None}
@@ -188,7 +194,7 @@ def revert(root, state, reason):
     return done
 
 
-def prune(root, state, keep):
+def prune(root: Path, state: Path, keep: int) -> dict[str, object]:
     """Remove old releases, then environments that no release is left to use."""
     pending = read_json(state / "pending.json") or {}
     links = [
@@ -212,7 +218,7 @@ def prune(root, state, keep):
     return {"removed": removed}
 
 
-def check(root, state):
+def check(root: Path, state: Path) -> dict[str, object]:
     """What the timer calls: revert past the deadline, rest where nothing is pending."""
     pending = read_json(state / "pending.json")
     if pending is None:
@@ -226,7 +232,7 @@ def check(root, state):
     return revert(root, state, "not confirmed by its deadline; reverted by the host itself")
 
 
-def main(words):
+def main(words: list[str]) -> None:
     root, verb = Path(words[0]), words[1]
     state = root / "state"
     state.mkdir(parents=True, exist_ok=True)

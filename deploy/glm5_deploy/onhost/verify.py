@@ -1,11 +1,12 @@
-"""Checks a folder against a SHA-256 manifest, all cores at once, and stamps what was found right.
+"""Checks a folder against a SHA-256 manifest on all cores, and stamps what was found right.
 
     verify.py FOLDER MANIFEST STAMP [--create]
 
-The manifest is that of sha256sum. The stamp records size, times and inode of every file that was right, so that a later, cheap look
-can tell whether anything was touched since (a change of the inode's own time cannot be undone by ``touch``). ``--create`` writes the
-manifest first, from what lies there. Progress goes to standard output, a line at most every half second; exit status 1 names what is wrong.
-Runs on Python 3.8 and later.
+The manifest is that of sha256sum. The stamp records size, times and inode of every file that was
+right, so that a later, cheap look can tell whether anything was touched since (``touch`` cannot
+undo a change of the inode's own time). ``--create`` writes the manifest first, from what lies
+there. Progress goes to standard output, a line at most every half second; exit status 1 names what
+is wrong. Runs on Python 3.8 and later.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -26,12 +28,12 @@ IGNORED = {"MANIFEST.sha256"}
 class Meter:
     """Counts bytes of all threads and says how far they are."""
 
-    def __init__(self, total):
+    def __init__(self, total: int) -> None:
         self.total, self.done, self.shown = max(total, 1), 0, time.monotonic()
         self.began = self.shown
         self.lock = threading.Lock()
 
-    def add(self, count):
+    def add(self, count: int) -> None:
         with self.lock:
             self.done += count
             now = time.monotonic()
@@ -45,7 +47,7 @@ class Meter:
             )
 
 
-def sha256(path, meter):
+def sha256(path: Path, meter: Meter) -> str:
     """The digest of a file, read once with one buffer."""
     digest, buffer = hashlib.sha256(), bytearray(CHUNK)
     view = memoryview(buffer)
@@ -56,7 +58,7 @@ def sha256(path, meter):
     return digest.hexdigest()
 
 
-def read_manifest(path):
+def read_manifest(path: Path) -> dict[str, str]:
     """Name to digest, in the manifest's order."""
     entries = {}
     for line in path.read_text(encoding="utf-8").splitlines():
@@ -66,7 +68,7 @@ def read_manifest(path):
     return entries
 
 
-def listing(folder):
+def listing(folder: Path) -> Iterator[str]:
     """Every regular file below a folder, relative, but for what a transfer or we leave there."""
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder)
@@ -78,53 +80,49 @@ def listing(folder):
             yield str(name)
 
 
-def fingerprint(path):
+def fingerprint(path: Path) -> list[int]:
     """What changes when a file is touched: size, both times in nanoseconds, inode."""
     status = os.stat(path)
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
 
-def replace(path, text):
+def replace(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.new")
     temporary.write_text(text, encoding="utf-8")
     os.replace(temporary, path)
 
 
-def digests(folder, names):
+def digests(folder: Path, names: list[str]) -> dict[str, str]:
     """Hash the named files, the largest first, on all cores."""
     sizes = {name: os.path.getsize(folder / name) for name in names}
     meter = Meter(sum(sizes.values()))
     order = sorted(names, key=lambda name: -sizes[name])
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        return dict(zip(order, pool.map(lambda name: sha256(folder / name, meter), order)))
+        jobs = {name: pool.submit(sha256, folder / name, meter) for name in order}
+        return {name: job.result() for name, job in jobs.items()}
 
 
-def main(words):
+def main(words: list[str]) -> None:
     folder, manifest, stamp = Path(words[0]), Path(words[1]), Path(words[2])
-    if "--create" in words[3:]:
-        found = digests(folder, list(listing(folder)))
-        if not found:
-            sys.exit(f"no files in {folder}")
-        replace(manifest, "".join(f"{found[name]}  {name}\n" for name in sorted(found)))
-        wanted = found
-    else:
-        wanted = read_manifest(manifest)
-        missing = [name for name in wanted if not (folder / name).is_file()]
-        if missing:
-            sys.exit("missing: " + ", ".join(missing))
-        found = None
-    before = {name: fingerprint(folder / name) for name in wanted}
-    if found is None:
-        found = digests(folder, list(wanted))
-    wrong = [name for name in wanted if found[name] != wanted[name]]
-    if wrong:
-        sys.exit("contents differ from the manifest: " + ", ".join(sorted(wrong)))
-    moved = [name for name in wanted if fingerprint(folder / name) != before[name]]
+    names = list(listing(folder)) if "--create" in words[3:] else list(read_manifest(manifest))
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing or not names:
+        sys.exit("missing: " + ", ".join(missing) if missing else f"no files for {folder}")
+    before = {name: fingerprint(folder / name) for name in names}
+    found = digests(folder, names)
+    moved = [name for name in names if fingerprint(folder / name) != before[name]]
     if moved:
         sys.exit("changed while they were read: " + ", ".join(sorted(moved)))
+    if "--create" in words[3:]:
+        replace(manifest, "".join(f"{found[name]}  {name}\n" for name in sorted(found)))
+    wanted = read_manifest(manifest)
+    wrong = [name for name in names if found[name] != wanted[name]]
+    if wrong:
+        stamp.unlink(missing_ok=True)
+        sys.exit("contents differ from the manifest: " + ", ".join(sorted(wrong)))
     key = hashlib.sha256(manifest.read_bytes()).hexdigest()
     replace(stamp, json.dumps({"manifest": key, "folder": str(folder), "files": before}))
-    print(f"PROGRESS 1.0 {len(wanted)} files right", flush=True)
+    print(f"PROGRESS 1.0 {len(names)} files right", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Waiting for a server that may load for ten minutes: progress from its journal, failure at once."""
+"""Waiting for a server that may load for ten minutes: progress from its journal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LAST_LINES = 20
 
 _POLL = """
 unit=$1 cursor=$2
-state=$(systemctl show -p LoadState -p ActiveState -p SubState -p Result -p ExecMainStatus -p ExecMainCode \\
+state=$(systemctl show -p LoadState -p ActiveState -p SubState -p Result -p ExecMainStatus \\
   -p NRestarts -p InvocationID -p Job -- "$unit")
 printf '%s\\n\\n' "$state"
 run=$(printf '%s\\n' "$state" | sed -n 's/^InvocationID=//p')
@@ -97,9 +97,9 @@ class Watch:
             why = failure(state.properties)
             if why is not None:
                 raise UnhealthyError(f"{self.host.name}: {why}", tuple(lines))
-            if state.properties.get("ActiveState") == "active" and self._healthy():
-                if not generate or self._generates(api_key, deadline):
-                    return
+            active = state.properties.get("ActiveState") == "active"
+            if active and self._healthy() and (not generate or self._generates(api_key, deadline)):
+                return
             if time.monotonic() > deadline:
                 raise UnhealthyError(
                     f"{self.host.name}: not healthy within {self.limit:.0f} s", tuple(lines)

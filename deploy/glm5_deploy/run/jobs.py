@@ -1,4 +1,6 @@
-"""Long commands on a host, in transient units: a lost connection does not end them, a second run joins them."""
+"""Long commands on a host, in transient units: a lost connection does not end them, a second run
+joins them.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +28,15 @@ systemd-run --quiet --unit="$unit" --service-type=exec --remain-after-exit \\
   -p "RuntimeMaxSec=$limit" -p KillMode=control-group -- "$@" && echo started
 """
 
-# Waits up to a second for the end, so that short work is noticed at once and long work costs few round trips.
+# Waits up to a second for the end, so that short work is noticed at once and long work costs few
+# round trips.
 _POLL = """
 unit=$1.service cursor=$2; n=0
 while :; do
-  state=$(systemctl show -p LoadState -p ActiveState -p SubState -p Result -p ExecMainStatus -p InvocationID -- "$unit")
-  case $state in *SubState=running*|*ActiveState=activating*) ;; *) journalctl --sync 2>/dev/null; break ;; esac
+  state=$(systemctl show -p LoadState -p ActiveState -p SubState -p Result -p ExecMainStatus -p
+  InvocationID -- "$unit")
+  case $state in *SubState=running*|*ActiveState=activating*) ;; *) journalctl --sync 2>/dev/null;
+  break ;; esac
   n=$((n + 1)); [ "$n" -ge 10 ] && break; sleep 0.1
 done
 printf '%s\\n\\n' "$state"
@@ -93,9 +98,11 @@ def run_job(
     """Start a job or join the one that runs, follow it to its end and return its lines.
 
     Raises:
-        CommandFailedError: it failed, or the host restarted meanwhile; with the end of what it said.
+        CommandFailedError: it failed, or the host restarted meanwhile; with the end of what it
+        said.
         CommandTimeoutError: it ran past its limit.
-        UnreachableError: the host was away for longer than `RECONNECT_SECONDS`; the job goes on there.
+        UnreachableError: the host was away for longer than `RECONNECT_SECONDS`; the job goes on
+        there.
     """
     # systemd expands $NAME in what systemd-run is given.
     words = tuple(word.replace("$", "$$") for word in job.command.words())

@@ -1,4 +1,6 @@
-"""One run at a time on a host: a lease in ROOT/state/lock, renewed over the connection while the run lives."""
+"""One run at a time on a host: a lease in ROOT/state/lock, renewed over the connection while the
+run lives.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ from glm5_deploy.hosts.host import Host, Result
 LEASE_SECONDS = 60
 RENEW_SECONDS = 15
 
-# $1 state folder, $2 our token, $3 lease in seconds, $4 our record, $5 a token that may be taken over.
+# $1 state folder, $2 our token, $3 lease in seconds, $4 our record, $5 a token that may be taken
+# over.
 _ACQUIRE = """
 set -e
 mkdir -p -m 755 -- "$1"; lock=$1/lock
@@ -42,7 +45,8 @@ lock=$1/lock
 exec 9>"$1/.lock.guard"; flock 9
 [ -s "$lock" ] || exit 76
 read -r token until < "$lock"; [ "$token" = "$2" ] || exit 76
-{ printf '%s %s\\n' "$token" "$(($(date +%s) + $3))"; tail -n +2 -- "$lock"; } > "$lock.new"; mv -f -- "$lock.new" "$lock"
+{ printf '%s %s\\n' "$token" "$(($(date +%s) + $3))"; tail -n +2 -- "$lock"; } > "$lock.new"
+mv -f -- "$lock.new" "$lock"
 """
 _RELEASE = """
 lock=$1/lock
@@ -90,7 +94,9 @@ def _boot() -> str | None:
 
 
 def _started(pid: int) -> str | None:
-    """When a process began, in the kernel's ticks; None where it does not run (or there is no /proc)."""
+    """When a process began, in the kernel's ticks; None where it does not run (or there is no
+    /proc).
+    """
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             return file.read().rpartition(")")[2].split()[19]
@@ -152,7 +158,8 @@ class Lease:
                     self._lost.set()
                     return
             except Glm5Error:
-                # A connection that comes back renews the lease; if it expired meanwhile, somebody may have taken it.
+                # A connection that comes back renews the lease; if it expired meanwhile, somebody
+                # may have taken it.
                 continue
 
     def check(self) -> None:
@@ -178,13 +185,15 @@ class Lease:
 
 
 def acquire(host: Host, state: PurePosixPath, reason: str) -> tuple[Lease, Holder | None]:
-    """Take the host's lock; an expired one, or one of a dead process of this machine, is taken over.
+    """Take the host's lock; an expired one, or one of a dead process of this machine, is taken
+    over.
 
     Returns:
         The lease, and whom it was taken from where it was not free.
 
     Raises:
-        LockHeldError: somebody else holds it: who, since when, why, and how long the lease still runs.
+        LockHeldError: somebody else holds it: who, since when, why, and how long the lease still
+        runs.
     """
     token, record = secrets.token_hex(8), _record(reason)
     result = _try(host, state, token, record, "")

@@ -1,4 +1,6 @@
-"""What is done to a deployment that exists: roll back, restart, take down. Each under the host's lock."""
+"""What is done to a deployment that exists: roll back, restart, take down. Each under the host's
+lock.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from glm5_deploy.stages.desired import Desired, Release
 from glm5_deploy.stages.observed import Observed, Paths, observe
 from glm5_deploy.stages.service import switch_to
 
-_OURS = ("venv", "model_sha256")
+_OURS = ("venv", "model_sha256", "secret_names")
 
 # Only what `up` makes is removed, by name: a root that was set wrongly loses nothing else.
 _PURGE = """
@@ -31,7 +33,8 @@ root=$1 name=$2 models=$3
 rm -f -- "/etc/systemd/system/$name.service" "/etc/systemd/system/$name-confirm.service" \\
   "/etc/systemd/system/$name-confirm.timer"
 systemctl daemon-reload
-rm -rf -- "$root/releases" "$root/venvs" "$root/cache" "$root/python" "$root/lib" "$root/current" "$root/previous"
+rm -rf -- "$root/releases" "$root/venvs" "$root/cache" "$root/python" "$root/lib" "$root/current"
+"$root/previous"
 rm -rf -- "/var/lib/$name" "/var/cache/$name"
 [ "$models" = no ] || rm -rf -- "$root/models"
 rm -rf -- "$root/state"
@@ -95,7 +98,7 @@ class Maintenance:
         return found[0]
 
     def _as_it_was(self, release: str) -> Target:
-        """The target with the profile that the release was made from; limits and tests are today's."""
+        """The target with the release's own profile; limits and tests are today's."""
         text = self.host.get(self.paths.release(release) / "profile.json").decode()
         return self.desired.target.model_copy(
             update={"profile": _profile_of(json.loads(text), self.desired.target.profile)}
@@ -132,7 +135,8 @@ class Maintenance:
 def take_down(
     host: Host, target: Target, events: Events, *, purge: bool, models: bool
 ) -> HostOutcome:
-    """Stop and disable the service; with `purge` remove what `up` made, the models only where asked.
+    """Stop and disable the service; with `purge` remove what `up` made, the models only where
+    asked.
 
     Raises:
         Glm5Error: systemd refuses, or there is no deployment of ours.
@@ -170,7 +174,13 @@ def _profile_of(document: dict[str, Any], today: Profile) -> Profile:
         smoke = smoke.model_copy(update={"expect": []})
     try:
         return Profile.model_validate(
-            {**kept, "smoke": smoke, "limits": today.limits, "needs": today.needs}
+            {
+                **kept,
+                "smoke": smoke,
+                "limits": today.limits,
+                "needs": today.needs,
+                "secrets": today.secrets,
+            }
         )
     except ValueError as error:
         raise Glm5Error(f"the release's own profile cannot be read: {error}") from error

@@ -89,10 +89,8 @@ class HostRun:
         reverted = observed.deployment.reverted
         if reverted:
             at = time.strftime("%Y-%m-%d %H:%M", time.localtime(reverted.get("at", 0)))
-            self.events.note(
-                self.host.name,
-                f"release {reverted.get('reverted')} was reverted at {at}: {reverted.get('reason')}",
-            )
+            what = f"release {reverted.get('reverted')} was reverted at {at}"
+            self.events.note(self.host.name, f"{what}: {reverted.get('reason')}")
 
     def _apply(self) -> None:
         """Everything that changes the host; facts are read again once the lock is ours."""
@@ -106,7 +104,7 @@ class HostRun:
                 limit = self.desired.target.profile.limits.load
                 self.events.note(
                     self.host.name,
-                    f"the running server stops now and is back when the new one has loaded (limit {limit} s)",
+                    f"the server stops now, until the new one has loaded (limit {limit} s)",
                 )
             self._carry_out(observed, lease.check)
             if any(change.stage in {"release", "venv"} for change in self.applied):
@@ -182,7 +180,9 @@ def guarded(
     work: Callable[[], HostOutcome],
     outcome: Callable[[Status, ErrorReport | None], HostOutcome] | None = None,
 ) -> HostOutcome:
-    """Run a host's work and turn any error into its outcome; programming errors too, so that other hosts go on."""
+    """Run a host's work and turn any error into its outcome; programming errors too, so that other
+    hosts go on.
+    """
     from dataclasses import replace
 
     from glm5_deploy.errors import RevertedError

@@ -1,4 +1,4 @@
-"""Switch, wait, prove, confirm; or take it back. The host does the last by itself where we cannot."""
+"""Switch, wait, prove, confirm; or take it back (the host does that where we cannot)."""
 
 from __future__ import annotations
 

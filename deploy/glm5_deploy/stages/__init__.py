@@ -1,1 +1,1 @@
-"""What can be done to a host: each stage plans from facts (pure) and applies one change at a time."""
+"""What can be done to a host: each stage plans its changes from facts, purely."""

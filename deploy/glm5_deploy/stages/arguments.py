@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import PurePosixPath
-from typing import Any
 
 from glm5_deploy.config.models import Target
 
 
-def flag_words(key: str, value: Any) -> list[str]:
+def flag_words(key: str, value: object) -> list[str]:
     """One serve argument as words.
 
-    true is the flag alone, false its ``--no-`` form, None nothing, a list the flag with several values, a mapping JSON.
+    true is the flag alone, false its ``--no-`` form, None nothing, a list the flag with several
+    values, a mapping JSON.
     """
     flag = f"--{key}"
     match value:

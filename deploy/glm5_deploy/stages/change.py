@@ -1,4 +1,6 @@
-"""A change and the steps that make it: typed values, so that a plan can be shown, tested and applied."""
+"""A change and the steps that make it: typed values, so that a plan can be shown, tested and
+applied.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,8 @@ from glm5_deploy.hosts.command import Command, Secret
 from glm5_deploy.report.outcome import ChangeReport
 
 Action = Literal[
-    "install", "create", "update", "sync", "verify", "write", "switch", "reload", "start", "restart",
-    "stop", "enable", "disable", "remove", "confirm", "wait",
-]  # fmt: skip
+    "install", "create", "sync", "verify", "write", "enable", "switch", "confirm", "start"
+]
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,8 @@ class Put:
 
 @dataclass(frozen=True)
 class Transient:
-    """Run a long command in a transient unit that outlives the connection; one that still runs is joined.
+    """Run a long command in a transient unit that outlives the connection; one that still runs is
+    joined.
 
     Args:
         unit: its name, derived from what it does, so that the same work has the same name.

@@ -130,7 +130,9 @@ def interpreter(target: Target) -> PurePosixPath:
 
 
 def service_environment(target: Target) -> dict[str, str]:
-    """The service's variables: every cache below the folders that systemd makes for it, then the profile's."""
+    """The service's variables: every cache below the folders that systemd makes for it, then the
+    profile's.
+    """
     name = target.profile.unit_name.removesuffix(".service")
     state, cache = f"/var/lib/{name}", f"/var/cache/{name}"
     caches = {
@@ -167,11 +169,14 @@ def _protect_home(root: PurePosixPath, model: PurePosixPath) -> str:
 
 
 def _describe(profile: Profile, venv: Venv | None, manifest: Manifest | None) -> str:
-    """What the server is made of. What only concerns us (tests, limits, needs) is left out: it restarts nothing."""
-    ours = {"smoke", "limits", "needs", "description"}
+    """What the server is made of. What only concerns us (tests, limits, needs) is left out: it
+    restarts nothing.
+    """
+    ours = {"smoke", "limits", "needs", "description", "secrets"}
     document = profile.model_dump(mode="json", exclude=ours)
     document["model"].pop("source")
     document["model"].pop("manifest")
+    document["secret_names"] = sorted(profile.secrets)
     document["venv"] = None if venv is None else venv.identifier
     document["model_sha256"] = None if manifest is None else manifest.key()
     return json.dumps(document, indent=1, sort_keys=True) + "\n"

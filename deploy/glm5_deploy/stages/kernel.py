@@ -19,7 +19,7 @@ def plan(desired: Desired, observed: Observed) -> list[Change]:
     paths = desired.paths
     folder, uploads = paths.venv(venv.identifier), paths.uploads / "kernel"
     install = command(
-        "sh", paths.library / "install_wheel.sh", folder, uv_on_host(desired, observed),
+        "sh", paths.library / "install_wheel.sh", folder, uv_on_host(desired),
         uploads / venv.wheel.name, paths.cache / "uv", folder / ".done",
     )  # fmt: skip
     steps = (

@@ -1,4 +1,4 @@
-"""SHA-256 manifests of model folders: where they come from and what they say about a host's files."""
+"""SHA-256 manifests of model folders: where they come from and what they say."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def parse_manifest(text: str, origin: str) -> Manifest:
     """Read the format of sha256sum.
 
     Raises:
-        UsageError: a line that is not ``digest  name``, a name that leaves the folder, a name given twice.
+        UsageError: a line that is not ``digest  name``, a name that leaves the folder, a name given
+        twice.
     """
     entries: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), 1):

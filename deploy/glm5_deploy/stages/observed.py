@@ -10,8 +10,8 @@ from typing import Any
 
 from glm5_deploy.config.models import Target
 from glm5_deploy.hosts.command import script
-from glm5_deploy.hosts.facts.framework import Fact, FactOutput
-from glm5_deploy.hosts.facts.system import SYSTEM_FACTS, SystemFacts, system_facts
+from glm5_deploy.hosts.facts.fact import Fact, FactOutput
+from glm5_deploy.hosts.facts.system import SystemFacts, system_fact_list, system_facts
 from glm5_deploy.hosts.facts.unit import UnitFacts, unit_fact
 from glm5_deploy.hosts.host import Host
 
@@ -128,7 +128,9 @@ class Paths:
 
     @property
     def manifest(self) -> PurePosixPath:
-        """Beside the files where they are ours, else in our state: foreign folders are never written."""
+        """Beside the files where they are ours, else in our state: foreign folders are never
+        written.
+        """
         ours = self.model == self.root / "models" / self.model_name
         return self.model / "MANIFEST.sha256" if ours else self.state / f"{self.model_name}.sha256"
 
@@ -172,7 +174,6 @@ class Paths:
             *(self.library / name for name in PROGRAMS),
             self.current / "unit",
             self.current / "environment",
-            self.current / "profile.json",
         )
 
 
@@ -278,11 +279,13 @@ def deployment_facts(values: dict[str, Any]) -> DeploymentFacts:
 
 def observe(host: Host, target: Target) -> Observed:
     """Everything a plan needs to know, in one round trip."""
-    from glm5_deploy.hosts.facts.framework import gather
+    from glm5_deploy.hosts.facts.fact import gather
 
     paths = Paths.of(target)
     unit, timer = unit_fact(paths.unit), unit_fact(paths.confirm_timer)
-    values = gather(host, [*SYSTEM_FACTS, *deployment_fact_list(target), unit, timer])
+    named = [target.settings.python] if target.settings.python is not None else []
+    facts = [*system_fact_list(*named), *deployment_fact_list(target), unit, timer]
+    values = gather(host, facts)
     return Observed(
         system_facts(values),
         deployment_facts(values),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 
 from glm5_deploy.hosts.command import Command, command, script
@@ -57,12 +58,14 @@ _PYTHONS: dict[tuple[str, str], tuple[str, ...]] = {
     ("almalinux", "10"): ("3.12",),
 }
 
-# A fresh container or cloud image may have no package lists, or old ones: refresh only when a first try fails.
+# A fresh container or cloud image may have no package lists, or old ones: refresh only when a first
+# try fails.
 _APT = (
     "export DEBIAN_FRONTEND=noninteractive LC_ALL=C; "
     'echo PROGRESS - installing "$@"; '
     "o='-qq -y --no-install-recommends -o DPkg::Lock::Timeout=300'; "
-    'apt-get $o install "$@" >/dev/null || { apt-get -qq update && apt-get $o install "$@" >/dev/null; }'
+    'apt-get $o install "$@" >/dev/null || '
+    '{ apt-get -qq update && apt-get $o install "$@" >/dev/null; }'
 )
 
 
@@ -90,7 +93,7 @@ class PackageManager:
         return f"{self.program} install {' '.join(packages)}"
 
 
-def package_manager(tools: frozenset[str]) -> PackageManager | None:
+def package_manager(tools: Container[str]) -> PackageManager | None:
     """The first one we know that the host has."""
     return next((PackageManager(name) for name in _NAMES if name in tools), None)
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
-from pathlib import PurePosixPath
 
 from glm5_deploy.config.models import ModelFiles
-from glm5_deploy.hosts.facts.system import Disk
 from glm5_deploy.report.outcome import Check
 from glm5_deploy.stages import system
 from glm5_deploy.stages.desired import Desired
@@ -34,21 +32,21 @@ def failed(name: str, detail: str, hint: str) -> Check:
 def preflight(desired: Desired, observed: Observed) -> tuple[Check, ...]:
     """One row for each thing looked at."""
     probes: tuple[Probe, ...] = (
-        architecture, privileges, systemd, clock, packages, python, disk, memory, port, gpus, model,
+        platform, privileges, systemd, clock, packages, python, disk, memory, port, gpus, model,
     )  # fmt: skip
     return tuple(probe(desired, observed) for probe in probes)
 
 
-def architecture(desired: Desired, observed: Observed) -> Check:
-    found = observed.system
-    detail = f"{found.os.pretty_name}, {found.architecture}"
-    if found.architecture not in {"x86_64", "amd64"} and desired.venv is not None:
+def platform(desired: Desired, observed: Observed) -> Check:
+    architecture = observed.system.machine.architecture
+    detail = f"{observed.system.os.pretty}, {architecture}"
+    if architecture not in {"x86_64", "amd64"} and desired.venv is not None:
         return failed("system", detail, "the locks are for x86_64")
     return passed("system", detail)
 
 
 def privileges(desired: Desired, observed: Observed) -> Check:
-    state, user = observed.system.sudo, observed.system.user
+    state, user = observed.system.sudo, observed.system.machine.user
     if state in {"root", "nopasswd"}:
         return passed("sudo", "root" if state == "root" else f"{user}, no password")
     become = desired.target.settings.become
@@ -63,8 +61,8 @@ def privileges(desired: Desired, observed: Observed) -> Check:
 
 
 def systemd(_desired: Desired, observed: Observed) -> Check:
-    version = observed.system.systemd_version
-    if version is None:
+    version = observed.system.systemd.version
+    if not version or observed.system.systemd.state in {"", "offline"}:
         return failed(
             "systemd", "not running here", "the service is a systemd unit: use such a host"
         )
@@ -75,7 +73,7 @@ def systemd(_desired: Desired, observed: Observed) -> Check:
 
 
 def clock(_desired: Desired, observed: Observed) -> Check:
-    skew = observed.system.clock - time.time()
+    skew = observed.system.machine.clock - time.time()
     if abs(skew) > MAX_CLOCK_SKEW:
         hint = "set the host's clock, for example with `timedatectl set-ntp true`"
         return failed("clock", f"{skew:+.0f} s from here", hint)
@@ -107,25 +105,20 @@ def python(desired: Desired, observed: Observed) -> Check:
         return failed("python", f"{settings.python} is not Python {version}", hint)
     if settings.python_tree is not None:
         return passed("python", f"carried from {settings.python_tree}")
-    there = ", ".join(".".join(map(str, p.version)) for p in observed.system.pythons) or "none"
+    there = ", ".join(python.minor for python in observed.system.pythons) or "none"
     known = distribution_has_python(observed.system.os.id, observed.system.os.version_id, version)
     if known is False:
         hint = (
-            f"{observed.system.os.pretty_name} does not package Python {version}: set python to an "
+            f"{observed.system.os.pretty} does not package Python {version}: set python to an "
             "interpreter on the host, or python_tree to a relocatable Python here (`uv python dir`)"
         )
         return failed("python", f"{version} wanted, there: {there}", hint)
     return passed("python", f"{version} to install, there: {there}")
 
 
-def _mount_of(path: PurePosixPath, disks: tuple[Disk, ...]) -> Disk | None:
-    holding = [disk for disk in disks if path.is_relative_to(disk.mount)]
-    return max(holding, key=lambda disk: len(disk.mount), default=None)
-
-
 def disk(desired: Desired, observed: Observed) -> Check:
     root, needs = desired.paths.root, desired.target.profile.needs
-    mount = _mount_of(root, observed.system.disks)
+    mount = observed.system.disk_for(root)
     if mount is None:
         return Check("disk", "skipped", f"no mount found for {root}")
     need = (
@@ -155,7 +148,7 @@ def _missing_model_bytes(desired: Desired, observed: Observed) -> int:
 
 def memory(desired: Desired, observed: Observed) -> Check:
     need = desired.target.profile.needs.memory_gib * GIB
-    total = observed.system.memory_total
+    total = observed.system.machine.memory_total
     detail = f"{total / GIB:.1f} GiB, {need / GIB:.1f} GiB needed"
     if total < need:
         return failed("memory", detail, "use a larger host, or lower needs.memory_gib")
@@ -174,7 +167,7 @@ def _ours(desired: Desired, observed: Observed, pid: int | None) -> bool:
 
 def port(desired: Desired, observed: Observed) -> Check:
     wanted = desired.target.profile.serve.port
-    for listener in observed.system.listeners:
+    for listener in observed.system.ports:
         if listener.port != wanted or _ours(desired, observed, listener.pid):
             continue
         who = f"{listener.process or 'an unknown process'} (pid {listener.pid or '?'})"
@@ -184,12 +177,12 @@ def port(desired: Desired, observed: Observed) -> Check:
 
 
 def gpus(desired: Desired, observed: Observed) -> Check:
-    wanted, found = desired.target.profile.gpus, observed.system.gpus
+    wanted, found = desired.target.profile.gpus, observed.system.gpus.gpus
     if wanted.count == 0:
         return Check("gpus", "skipped", "the profile wants none")
-    if observed.system.gpu_error:
+    if observed.system.gpus.problem:
         hint = "install or repair the NVIDIA driver; `nvidia-smi` must work on the host"
-        return failed("gpus", observed.system.gpu_error, hint)
+        return failed("gpus", observed.system.gpus.problem, hint)
     if len(found) < wanted.count:
         hint = "lower gpus.count with tensor-parallel-size, or use another host"
         return failed("gpus", f"{len(found)} found, {wanted.count} wanted", hint)
@@ -200,7 +193,7 @@ def gpus(desired: Desired, observed: Observed) -> Check:
 
 
 def _gpu_problems(desired: Desired, observed: Observed) -> Iterator[tuple[str, str]]:
-    wanted, found = desired.target.profile.gpus, observed.system.gpus
+    wanted, found = desired.target.profile.gpus, observed.system.gpus.gpus
     indices = {gpu.index for gpu in found}
     for index in wanted.devices or []:
         if index not in indices:
@@ -210,7 +203,7 @@ def _gpu_problems(desired: Desired, observed: Observed) -> Iterator[tuple[str, s
             if gpu.memory_total < wanted.min_memory_gib * GIB:
                 have = f"GPU {gpu.index} has {gpu.memory_total / GIB:.0f} GiB"
                 yield have, f"gpus.min_memory_gib is {wanted.min_memory_gib}"
-    driver = observed.system.driver
+    driver = observed.system.gpus.driver
     if wanted.min_driver and driver and _numbers(driver) < _numbers(wanted.min_driver):
         yield f"driver {driver}", f"the lock needs driver {wanted.min_driver} or later"
 

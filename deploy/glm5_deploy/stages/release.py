@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from glm5_deploy.hosts.command import Secret, script
-from glm5_deploy.stages.change import Change, Put, Run
+from glm5_deploy.stages.change import Change, Put, Run, Step
 from glm5_deploy.stages.desired import Desired
 from glm5_deploy.stages.observed import Observed
 
@@ -25,7 +25,7 @@ def plan(desired: Desired, observed: Observed) -> list[Change]:
     if release.identifier in observed.deployment.releases:
         return []
     folder = desired.paths.release(release.identifier)
-    steps = (
+    steps: tuple[Step, ...] = (
         *(Put(folder / file.name, _bytes(file.content), mode=file.mode) for file in release.files),
         Run(script(_VERIFY, folder, desired.paths.unit)),
         Run(script(_DONE, folder)),

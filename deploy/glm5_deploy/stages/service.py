@@ -1,4 +1,4 @@
-"""The running service: the switch to a release, which the host takes back unless it is confirmed."""
+"""The running service: the switch to a release, taken back unless it is confirmed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from glm5_deploy.stages.system import python_path
 from glm5_deploy.stages.templates import render
 
 STAGE = "service"
-COMPARED = ("unit", "environment", "profile.json")
+COMPARED = ("unit", "environment")
 
 _START = (
     'systemctl reset-failed "$1" 2>/dev/null; systemctl enable --quiet "$1" && '
@@ -59,10 +59,7 @@ def _guard(desired: Desired, observed: Observed) -> list[Change]:
         if observed.deployment.file(UNIT_FOLDER / unit) != text
     }
     steps = [Put(UNIT_FOLDER / unit, text.encode()) for unit, text in wrong.items()]
-    if wrong:
-        enable = [Run(command("systemctl", "daemon-reload"))]
-    else:
-        enable = []
+    enable = [Run(command("systemctl", "daemon-reload"))] if wrong else []
     if wrong or observed.timer.enabled != "enabled":
         enable.append(Run(command("systemctl", "enable", "--quiet", paths.confirm_timer)))
     if not enable:

@@ -1,4 +1,6 @@
-"""What the machine itself lacks: packages, the service's user, our folders, uv, a Python, our programs."""
+"""What the machine itself lacks: packages, the service's user, our folders, uv, a Python, our
+programs.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +30,10 @@ def usable_python(desired: Desired, observed: Observed) -> PurePosixPath | None:
     """The host's interpreter of the profile's version, with headers where a compiler is needed."""
     profile = desired.target.profile
     for python in observed.system.pythons:
-        if ".".join(map(str, python.version[:2])) != profile.engine.python:
+        if python.minor != profile.engine.python:
             continue
         if python.headers or not profile.needs.compiler or desired.target.settings.python:
-            return PurePosixPath(python.path)
+            return python.path
     return None
 
 
@@ -59,7 +61,7 @@ def lacking(desired: Desired, observed: Observed) -> tuple[Requirement, ...]:
     found: list[Requirement] = []
     if "rsync" not in system.tools:
         found.append(Requirement("rsync", "files are copied with rsync"))
-    if needs.compiler and not system.tools & {"cc", "gcc", "clang"}:
+    if needs.compiler and not system.tools.keys() & {"cc", "gcc", "clang"}:
         found.append(Requirement("cc", "Triton and torch.compile build code at run time"))
         found.append(Requirement("libc-headers", "the compiler needs the C library's headers"))
     for library in needs.libraries:
@@ -75,9 +77,7 @@ def _python_requirements(desired: Desired, observed: Observed) -> list[Requireme
         return []
     profile = desired.target.profile
     version = profile.engine.python
-    present = any(
-        ".".join(map(str, python.version[:2])) == version for python in observed.system.pythons
-    )
+    present = any(python.minor == version for python in observed.system.pythons)
     wanted = [] if present else [Requirement("python", f"the lock is for Python {version}")]
     if profile.needs.compiler:
         wanted.append(Requirement("python-headers", "Triton compiles against Python's headers"))
@@ -128,7 +128,7 @@ def _user(desired: Desired, observed: Observed) -> list[Change]:
 
 
 def _folders(desired: Desired, observed: Observed) -> list[Change]:
-    login = observed.system.user
+    login = observed.system.machine.user
     present = observed.deployment.folders or {}
     wanted = dict.fromkeys(desired.paths.folders, "root")
     for path in (desired.paths.uploads, desired.paths.root / "models"):

@@ -40,10 +40,12 @@ def exec_line(words: Iterable[str]) -> str:
 
 
 def environment_file(values: Mapping[str, str]) -> str:
-    """``EnvironmentFile=`` text: double quotes with the four characters escaped that are special in them.
+    """``EnvironmentFile=`` text: double quotes with the four characters escaped that are special in
+    them.
 
     Raises:
-        ValueError: a value with a line break or a NUL, which would reach the service changed or not at all.
+        ValueError: a value with a line break or a NUL, which would reach the service changed or not
+        at all.
     """
     lines = []
     for name, value in sorted(values.items()):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from glm5_deploy.config.resources import resource_dir
 from glm5_deploy.stages.systemd import environment_file, exec_line, quote
@@ -30,6 +30,6 @@ def _environment() -> Environment:
     return environment
 
 
-def render(name: str, **values: Any) -> str:
+def render(template: str, /, **values: object) -> str:
     """Render a template; a name it uses and does not get is an error."""
-    return _environment().get_template(name).render(**values)
+    return _environment().get_template(template).render(**values)

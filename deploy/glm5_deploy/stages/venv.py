@@ -1,11 +1,13 @@
-"""The environment: built on the host by uv from a hashed lock, once for each lock, wheel and interpreter."""
+"""The environment: built on the host by uv from a hashed lock, once for each lock, wheel and
+interpreter.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
 
 from glm5_deploy.hosts.command import Command, command
-from glm5_deploy.stages.change import Change, Put, Rsync, Transient
+from glm5_deploy.stages.change import Change, Put, Rsync, Step, Transient
 from glm5_deploy.stages.desired import Desired, Venv
 from glm5_deploy.stages.observed import Observed
 from glm5_deploy.stages.system import python_path
@@ -20,7 +22,7 @@ def uv_binary() -> Path:
     return Path(find_uv_bin())
 
 
-def uv_on_host(desired: Desired, observed: Observed) -> PurePosixPath:
+def uv_on_host(desired: Desired) -> PurePosixPath:
     """The uv that the host uses: ours, carried over."""
     return desired.paths.uploads / "uv" / "uv"
 
@@ -30,8 +32,8 @@ def plan(desired: Desired, observed: Observed) -> list[Change]:
     venv = desired.venv
     if venv is None or venv.identifier in observed.deployment.venvs:
         return []
-    uv = uv_on_host(desired, observed)
-    steps = (
+    uv = uv_on_host(desired)
+    steps: tuple[Step, ...] = (
         Rsync(uv_binary(), uv.parent),
         *_wheelhouse(desired, venv),
         Put(_lock_path(desired, venv), venv.lock),
