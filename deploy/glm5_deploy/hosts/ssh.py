@@ -181,9 +181,18 @@ class SshHost:
         progress: Progress = no_progress,
     ) -> RsyncStats:
         """See `Host.rsync`."""
-        from glm5_deploy.hosts.rsync import Transfer, transfer
+        from glm5_deploy.hosts.rsync import NO_RSYNC, PREPARE, Transfer, transfer
 
         self._round_trips += 1
+        prepared = self.run(script(PREPARE, target), check=False)
+        if prepared.returncode == NO_RSYNC:
+            raise CommandFailedError(
+                f"{self._name}: rsync is not installed there", "install the package rsync"
+            )
+        if not prepared.ok:
+            raise CommandFailedError(
+                f"{self._name}: {self.login_user} cannot make {target}: {_tail(prepared.stderr)}"
+            )
         wanted = Transfer(source, target, include=include, delete=delete, checksum=checksum)
         return transfer(
             self._name,
@@ -194,6 +203,7 @@ class SshHost:
             passphrase=self._passphrase,
             progress=progress,
             cancelled=self._closing,
+            register=self._closers.append,
         )
 
     def dial(self, address: str, port: int) -> socket.socket:
