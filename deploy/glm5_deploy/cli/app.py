@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from typing import Annotated
 
 import typer
@@ -43,27 +44,8 @@ _COMMANDS = (
 
 
 def _register() -> None:
-    from glm5_deploy.cli import (
-        admin,
-        demo,
-        init,
-        inventory,
-        lifecycle,
-        logs,
-        preflight,
-        releases,
-        render,
-        smoke,
-        status,
-        up,
-    )
-
-    modules = (
-        up, smoke, logs, status, preflight, releases, lifecycle, render, admin, inventory, init,
-        demo,
-    )  # fmt: skip
-    for module in modules:
-        module.register(app)
+    for name in _COMMANDS:
+        import_module(f"glm5_deploy.cli.{name}").register(app)
 
 
 _register()

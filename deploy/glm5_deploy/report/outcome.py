@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from glm5_deploy.errors import ExitCode
+from glm5_deploy.errors import ExitCode, SmokeFailedError
 
 Status = Literal[
     "unchanged", "changed", "failed", "reverted", "unreachable", "skipped", "interrupted"
@@ -106,3 +106,20 @@ class Report:
             "ok": self.exit_code is ExitCode.DONE,
             "hosts": {outcome.host: outcome.to_json() for outcome in self.hosts},
         }
+
+
+class SmokeChecksError(SmokeFailedError):
+    """Checks that failed, with all rows.
+
+    Args:
+        checks: every row of the test.
+    """
+
+    def __init__(self, host: str, checks: tuple[Check, ...]) -> None:
+        failed = [check for check in checks if check.status == "failed"]
+        rows = "\n".join(f"    {check.name}: {check.detail}" for check in failed)
+        hint = next((check.hint for check in failed if check.hint), None)
+        super().__init__(
+            f"{host}: {len(failed)} of {len(checks)} smoke checks failed\n{rows}", hint
+        )
+        self.checks = checks

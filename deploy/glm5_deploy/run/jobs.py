@@ -33,10 +33,12 @@ systemd-run --quiet --unit="$unit" --service-type=exec --remain-after-exit \\
 _POLL = """
 unit=$1.service cursor=$2; n=0
 while :; do
-  state=$(systemctl show -p LoadState -p ActiveState -p SubState -p Result -p ExecMainStatus -p
-  InvocationID -- "$unit")
-  case $state in *SubState=running*|*ActiveState=activating*) ;; *) journalctl --sync 2>/dev/null;
-  break ;; esac
+  state=$(systemctl show -p LoadState -p ActiveState -p SubState -p Result -p ExecMainStatus \\
+    -p InvocationID -- "$unit")
+  case $state in
+    *SubState=running*|*ActiveState=activating*) ;;
+    *) journalctl --sync 2>/dev/null; break ;;
+  esac
   n=$((n + 1)); [ "$n" -ge 10 ] && break; sleep 0.1
 done
 printf '%s\\n\\n' "$state"

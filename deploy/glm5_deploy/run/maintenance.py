@@ -13,7 +13,7 @@ from glm5_deploy.errors import Glm5Error, UsageError
 from glm5_deploy.hosts.command import Secret, command, script
 from glm5_deploy.hosts.host import Host
 from glm5_deploy.report.events import Events
-from glm5_deploy.report.outcome import ChangeReport, Check, HostOutcome
+from glm5_deploy.report.outcome import ChangeReport, Check, HostOutcome, SmokeChecksError
 from glm5_deploy.run.cancel import Cancel
 from glm5_deploy.run.health import Watch
 from glm5_deploy.run.lock import locked
@@ -33,8 +33,9 @@ root=$1 name=$2 models=$3
 rm -f -- "/etc/systemd/system/$name.service" "/etc/systemd/system/$name-confirm.service" \\
   "/etc/systemd/system/$name-confirm.timer"
 systemctl daemon-reload
-rm -rf -- "$root/releases" "$root/venvs" "$root/cache" "$root/python" "$root/lib" "$root/current"
-"$root/previous"
+for name_of_ours in releases venvs cache python lib current previous; do
+  rm -rf -- "$root/$name_of_ours"
+done
 rm -rf -- "/var/lib/$name" "/var/cache/$name"
 [ "$models" = no ] || rm -rf -- "$root/models"
 rm -rf -- "$root/state"
@@ -123,8 +124,6 @@ class Maintenance:
         return HostOutcome(self.host.name, "changed", (change,), checks=checks)
 
     def _smoke(self) -> tuple[Check, ...]:
-        from glm5_deploy.run.transaction import SmokeChecksError
-
         self.events.stage(self.host.name, "smoke")
         checks = run_smoke(self.host, self.desired.target, self.events, api_key=self.api_key)
         if any(check.status == "failed" for check in checks):

@@ -10,7 +10,7 @@ from glm5_deploy.errors import Glm5Error, PreflightError, UnreachableError
 from glm5_deploy.hosts.command import Secret
 from glm5_deploy.hosts.host import Host
 from glm5_deploy.report.events import Events
-from glm5_deploy.report.outcome import Check, ErrorReport, HostOutcome, Status
+from glm5_deploy.report.outcome import Check, ErrorReport, HostOutcome, SmokeChecksError, Status
 from glm5_deploy.run.cancel import Cancel, InterruptedRunError
 from glm5_deploy.run.lock import locked
 from glm5_deploy.stages.change import Change
@@ -186,7 +186,6 @@ def guarded(
     from dataclasses import replace
 
     from glm5_deploy.errors import RevertedError
-    from glm5_deploy.run.transaction import SmokeChecksError
 
     started = time.monotonic()
     make = outcome or (lambda status, error: HostOutcome(name, status, error=error))

@@ -6,13 +6,12 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from glm5_deploy.errors import Glm5Error, RevertedError, SmokeFailedError, UnreachableError
+from glm5_deploy.errors import Glm5Error, RevertedError, UnreachableError
 from glm5_deploy.hosts.command import Secret
-from glm5_deploy.report.outcome import Check
+from glm5_deploy.report.outcome import Check, SmokeChecksError
 from glm5_deploy.run.cancel import InterruptedRunError
 from glm5_deploy.run.health import Watch
 from glm5_deploy.run.steps import Executor
-from glm5_deploy.smoke.run import run_smoke
 from glm5_deploy.stages import service
 from glm5_deploy.stages.change import Change
 from glm5_deploy.stages.desired import Desired
@@ -62,6 +61,8 @@ class Transaction:
         watch = Watch(host, target, self.executor.events, self.executor.cancel, limits.load)
         watch.until_healthy(self.api_key)
         self.executor.events.stage(host.name, "smoke")
+        from glm5_deploy.smoke.run import run_smoke
+
         checks = run_smoke(host, target, self.executor.events, api_key=self.api_key)
         self.executor.cancel.check()
         failed = [check for check in checks if check.status == "failed"]
@@ -106,20 +107,3 @@ class Transaction:
         except Glm5Error as error:
             return f"which does not answer yet ({error.message.splitlines()[0]})"
         return "it answers again"
-
-
-class SmokeChecksError(SmokeFailedError):
-    """Checks that failed, with all rows.
-
-    Args:
-        checks: every row of the test.
-    """
-
-    def __init__(self, host: str, checks: tuple[Check, ...]) -> None:
-        failed = [check for check in checks if check.status == "failed"]
-        rows = "\n".join(f"    {check.name}: {check.detail}" for check in failed)
-        hint = next((check.hint for check in failed if check.hint), None)
-        super().__init__(
-            f"{host}: {len(failed)} of {len(checks)} smoke checks failed\n{rows}", hint
-        )
-        self.checks = checks

@@ -169,9 +169,7 @@ def _protect_home(root: PurePosixPath, model: PurePosixPath) -> str:
 
 
 def _describe(profile: Profile, venv: Venv | None, manifest: Manifest | None) -> str:
-    """What the server is made of. What only concerns us (tests, limits, needs) is left out: it
-    restarts nothing.
-    """
+    """What the server is made of; what only tests and limits are for restarts nothing."""
     ours = {"smoke", "limits", "needs", "description", "secrets"}
     document = profile.model_dump(mode="json", exclude=ours)
     document["model"].pop("source")
