@@ -1,0 +1,77 @@
+"""``smoke``: prove that running servers answer correctly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from glm5_deploy.cli.options import (
+    ForksOption,
+    GroupOption,
+    HostOption,
+    InventoryOption,
+    JsonOption,
+    ProfileOption,
+    VerboseOption,
+    selection,
+)
+from glm5_deploy.cli.runner import Fleet, Job, finish
+
+if TYPE_CHECKING:
+    from glm5_deploy.report.outcome import HostOutcome
+
+JunitOption = Annotated[
+    Path | None, typer.Option("--junit", help="Write the rows to this file as JUnit XML too.")
+]
+
+
+def smoke(
+    inventory: InventoryOption = None,
+    host: HostOption = None,
+    group: GroupOption = None,
+    profile: ProfileOption = None,
+    junit: JunitOption = None,
+    forks: ForksOption = 10,
+    json: JsonOption = False,
+    verbose: VerboseOption = 0,
+) -> None:
+    """Ask running servers everything that proves them: answers, streams, keys, backend, speed.
+
+    Nothing is changed. Example: glm5-deploy smoke --host bw1 --junit smoke.xml
+    """
+    targets = selection(inventory, host, group, profile)
+    report = Fleet("smoke", targets, inventory, json, verbose, forks).run(_prove)
+    if junit is not None:
+        _write(junit, report.hosts)
+    finish(report, json=json, checks=True)
+
+
+def _prove(job: Job) -> HostOutcome:
+    from glm5_deploy.errors import ExitCode
+    from glm5_deploy.report.outcome import ErrorReport, HostOutcome
+    from glm5_deploy.smoke.run import run_smoke
+
+    job.events.stage(job.target.name, "smoke")
+    rows = run_smoke(job.host, job.target, job.events, api_key=job.api_key())
+    failed = [row.name for row in rows if row.status == "failed"]
+    if not failed:
+        return HostOutcome(job.target.name, "unchanged", checks=rows)
+    error = ErrorReport(f"failed: {', '.join(failed)}", None, ExitCode.SMOKE_FAILED)
+    return HostOutcome(job.target.name, "failed", checks=rows, error=error)
+
+
+def _write(path: Path, outcomes: tuple[HostOutcome, ...]) -> None:
+    from glm5_deploy.errors import UsageError
+    from glm5_deploy.smoke.junit import write_junit
+
+    try:
+        write_junit(path, outcomes)
+    except OSError as error:
+        raise UsageError(f"--junit {path}: {error.strerror}") from error
+
+
+def register(app: typer.Typer) -> None:
+    """Add this module's command."""
+    app.command()(smoke)
