@@ -31,7 +31,8 @@ def ssh_words(target: Target) -> list[str]:
 def usage_lines(target: Target) -> list[str]:
     """The URL on the host and a curl line that works on this machine.
 
-    A server on loopback is asked through SSH; the key is read on the host, where it lies in a root-only file.
+    A server on loopback is asked through SSH; the key is read on the host, where it lies in a root-
+    only file.
     """
     serve, profile = target.profile.serve, target.profile
     url = f"http://{_bracketed(_reachable(serve.host))}:{serve.port}/v1"

@@ -46,8 +46,7 @@ def print_report(
             print_checks(console, outcome.host, rows)
     if report.hosts:
         console.print(outcome_table(report.hosts))
-    for outcome in report.hosts:
-        _print_error(console, outcome)
+    print_errors(console, report.hosts)
 
 
 def outcome_table(outcomes: Sequence[HostOutcome]) -> Table:
@@ -126,16 +125,24 @@ def _print_change(console: Console, change: Change) -> None:
     console.print(row)
 
 
-def _print_error(console: Console, outcome: HostOutcome) -> None:
+def print_errors(console: Console, outcomes: Iterable[HostOutcome]) -> None:
+    """Each host's error and hint."""
+    for outcome in outcomes:
+        if outcome.error is not None:
+            console.print(error_text(outcome))
+
+
+def error_text(outcome: HostOutcome) -> Text:
+    """A host's error with its hint; empty where it has none."""
     from rich.text import Text
 
     if outcome.error is None:
-        return
+        return Text()
     text = Text(f"{one_line(outcome.host)}: ", style=colour(outcome.host))
     text.append(clean(outcome.error.message).strip(), style="red")
     if outcome.error.hint:
         text.append(f"\n  → {clean(outcome.error.hint).strip()}", style="yellow")
-    console.print(text)
+    return text
 
 
 def _table(*columns: str) -> Table:

@@ -1,0 +1,1 @@
+"""How servers are: their unit, health, GPUs and load."""
