@@ -137,11 +137,11 @@ def _write(path: Path, starter: Starter) -> None:
     """Written only when it is right; another reader sees the old file or the whole new one."""
     from glm5_deploy.config.load import check_inventory, load_document
     from glm5_deploy.config.starter import inventory_text
-    from glm5_deploy.config.yaml import parse
+    from glm5_deploy.config.yaml import parse_parts
     from glm5_deploy.errors import UsageError
 
     content = inventory_text(starter).encode()
-    check_inventory(load_document(parse(content, path.absolute()), path))
+    check_inventory(load_document(*parse_parts(content, path.absolute()), path))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _replace(path, content)

@@ -7,7 +7,7 @@ import ipaddress
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from glm5_deploy.config.errors import ConfigErrors, ConfigProblem
+from glm5_deploy.config.errors import ConfigErrors, ConfigProblem, shown_file
 from glm5_deploy.config.locks import lock_path
 from glm5_deploy.config.merge import group_order, groups_of, members, settings_of
 from glm5_deploy.config.models import Target
@@ -230,14 +230,14 @@ def file_problems(settings: Node, profile: Node) -> list[ConfigProblem]:
         *_named(profile, ("model", "manifest")),
     )
     return [
-        *(
-            n.problem(f"no such folder: {n.text}")
-            for n in folders
-            if not Path(n.text or "").is_dir()
-        ),
-        *(n.problem(f"no such file: {n.text}") for n in files if not Path(n.text or "").is_file()),
+        *(_not_there(node, "folder") for node in folders if not Path(node.text or "").is_dir()),
+        *(_not_there(node, "file") for node in files if not Path(node.text or "").is_file()),
         *_lock(profile),
     ]
+
+
+def _not_there(node: Node, kind: str) -> ConfigProblem:
+    return node.problem(f"no such {kind}: {shown_file(Path(node.text or ''))}")
 
 
 def _named(node: Node, *paths: tuple[str, ...]) -> list[Node]:

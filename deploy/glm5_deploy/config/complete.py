@@ -11,7 +11,7 @@ from glm5_deploy.config.checks import (
     profile_problems,
     profile_warnings,
 )
-from glm5_deploy.config.errors import ConfigErrors, ConfigProblem
+from glm5_deploy.config.errors import ConfigErrors, ConfigProblem, elsewhere
 from glm5_deploy.config.locks import local_lock
 from glm5_deploy.config.merge import merge
 from glm5_deploy.config.models import HostSettings, Profile, Target
@@ -42,16 +42,18 @@ def complete(name: str, groups: tuple[str, ...], settings: Node, profile: Node) 
     """
     override = settings.at("override")
     merged = profile if override is None else merge(profile, override)
-    rendered = render(fill_empty(Profile, merged), _context(name, groups, settings))
+    rendered, unrendered = render(fill_empty(Profile, merged), _context(name, groups, settings))
     located = _locate(rendered, _PROFILE_PATHS)
-    placed, read_settings, problems = placed_settings(settings)
-    read_profile, found = validate(Profile, located)
-    problems += [
-        *(problem for _, problem in found),
+    placed, read_settings, in_settings = placed_settings(settings)
+    read_profile, in_profile = validate(Profile, located)
+    found = [
+        *in_settings,
+        *(problem for _, problem in in_profile),
         *profile_problems(located),
         *engine_problems(located),
         *file_problems(placed, located),
     ]
+    problems = [*unrendered, *elsewhere(found, unrendered)]
     if problems or read_settings is None or read_profile is None:
         raise ConfigErrors(problems)
     target = Target(

@@ -51,6 +51,14 @@ class ConfigErrors(UsageError):  # noqa: N818  # it holds many
         super().__init__(text if count == 1 else f"{count} mistakes in the configuration\n{text}")
 
 
+def elsewhere(
+    problems: Iterable[ConfigProblem], said: Iterable[ConfigProblem]
+) -> list[ConfigProblem]:
+    """Those that are not at a place where something else was found wrong first."""
+    places = {(problem.file, problem.line, problem.column) for problem in said}
+    return [p for p in problems if p.line is None or (p.file, p.line, p.column) not in places]
+
+
 def shown_file(file: Path) -> str:
     """Relative to the current folder where it lies below it: what a terminal makes a link of."""
     try:

@@ -10,7 +10,7 @@ from pathlib import Path
 from glm5_deploy.config.address import parse_address
 from glm5_deploy.config.checks import inventory_problems, nearest, same_unit_problems
 from glm5_deploy.config.complete import Resolved, complete
-from glm5_deploy.config.errors import ConfigErrors, ConfigProblem
+from glm5_deploy.config.errors import ConfigErrors, ConfigProblem, elsewhere, shown_file
 from glm5_deploy.config.merge import group_order, groups_of, settings_of
 from glm5_deploy.config.models import Inventory, Profile, Target
 from glm5_deploy.config.node import Node
@@ -22,7 +22,7 @@ from glm5_deploy.config.profiles import (
 )
 from glm5_deploy.config.select import select_names
 from glm5_deploy.config.validate import fill_empty, validate
-from glm5_deploy.config.yaml import read
+from glm5_deploy.config.yaml import read_parts
 from glm5_deploy.errors import UsageError
 
 INVENTORY_VARIABLE = "GLM5_INVENTORY"
@@ -87,11 +87,11 @@ def load_inventory(path: Path) -> LoadedInventory:
     Raises:
         ConfigErrors: everything that is wrong in any of them.
     """
-    return load_document(read(path.expanduser().absolute()), path)
+    return load_document(*read_parts(path.expanduser().absolute()), path)
 
 
-def load_document(top: Node, path: Path) -> LoadedInventory:
-    """Like `load_inventory`, of an inventory that was parsed already."""
+def load_document(top: Node, unread: Sequence[ConfigProblem], path: Path) -> LoadedInventory:
+    """Like `load_inventory`, of what `yaml.parse_parts` gives."""
     document = _without_empty(top)
     inventory, found = validate(Inventory, document)
     own, profile_problems = load_profiles(profile_files(_profile_places(document)))
@@ -103,6 +103,7 @@ def load_document(top: Node, path: Path) -> LoadedInventory:
         *_missing_places(document),
         *_unknown_profiles(document, profiles),
     ]
+    problems = [*unread, *elsewhere(problems, unread)]
     if problems or inventory is None:
         raise ConfigErrors(problems)
     declared = document.below("groups")
@@ -143,7 +144,7 @@ def _missing_places(document: Node) -> list[ConfigProblem]:
     nodes = [] if listed is None else listed.items
     places = [(node, node.local_path(node.text)) for node in nodes if node.text]
     return [
-        node.problem(f"no such folder or file: {path}")
+        node.problem(f"no such folder or file: {shown_file(path)}")
         for node, path in places
         if not path.exists()
     ]

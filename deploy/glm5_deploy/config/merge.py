@@ -33,7 +33,7 @@ def merge(base: Node, top: Node) -> Node:
     merged = dict(base.value)
     for key, node in top.value.items():
         merged[key] = merge(merged[key], node) if key in merged else node
-    return top.replace(merged)
+    return base.replace(merged)
 
 
 def origin(node: Node) -> Origin:

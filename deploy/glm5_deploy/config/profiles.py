@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from glm5_deploy.config.checks import nearest, profile_problems
-from glm5_deploy.config.errors import ConfigErrors, ConfigProblem, shown_file
+from glm5_deploy.config.errors import ConfigErrors, ConfigProblem, elsewhere, shown_file
 from glm5_deploy.config.models import Profile
 from glm5_deploy.config.node import Node
 from glm5_deploy.config.resources import resource_dir
 from glm5_deploy.config.templates import is_template
 from glm5_deploy.config.validate import fill_empty, validate
-from glm5_deploy.config.yaml import read
+from glm5_deploy.config.yaml import read_parts
 
 
 def profile_files(places: Iterable[Path]) -> list[Path]:
@@ -37,11 +37,12 @@ def load_profiles(files: Iterable[Path]) -> tuple[dict[str, Node], list[ConfigPr
     problems: list[ConfigProblem] = []
     for file in files:
         try:
-            node = fill_empty(Profile, read(file))
+            top, unread = read_parts(file)
         except ConfigErrors as error:
             problems += error.problems
             continue
-        problems += _raw_problems(node)
+        node = fill_empty(Profile, top)
+        problems += [*unread, *elsewhere(_raw_problems(node), unread)]
         name = node.at("name")
         if name is None or name.text is None:
             continue

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from glm5_deploy.config.errors import ConfigErrors, ConfigProblem
+from glm5_deploy.config.errors import ConfigProblem
 from glm5_deploy.config.node import Node
 
 if TYPE_CHECKING:
@@ -22,19 +22,14 @@ def is_template(text: str) -> bool:
     return any(sign in text for sign in _SIGNS)
 
 
-def render(node: Node, context: Mapping[str, Any]) -> Node:
+def render(node: Node, context: Mapping[str, Any]) -> tuple[Node, list[ConfigProblem]]:
     """A node with all its strings rendered; keys are left alone.
 
     A string that is exactly one ``{{ expression }}`` becomes the expression's value with its type.
-
-    Raises:
-        ConfigErrors: every string that names something undefined or does not render.
+    One that names something undefined or does not render stays as it is and gives a problem.
     """
     problems: list[ConfigProblem] = []
-    rendered = _render(node, context, problems)
-    if problems:
-        raise ConfigErrors(problems)
-    return rendered
+    return _render(node, context, problems), problems
 
 
 def _render(node: Node, context: Mapping[str, Any], problems: list[ConfigProblem]) -> Node:
@@ -108,7 +103,11 @@ def _as_node(value: object, node: Node) -> Node:
         return node.replace([_as_node(item, node) for item in value])
     if value is None or isinstance(value, str | int | float | bool):
         return node.replace(value)
-    raise TypeError(f"gives a {type(value).__name__}, which is no YAML value")
+    raise _NoValueError(f"gives a {type(value).__name__}, which is no value of YAML")
+
+
+class _NoValueError(Exception):
+    """A template's result cannot stand in a profile."""
 
 
 # --- errors --------------------------------------------------------------------------------------
@@ -121,6 +120,8 @@ def _problem(node: Node, error: Exception, context: Mapping[str, Any]) -> Config
         return _undefined(node, str(error), context)
     if isinstance(error, TemplateSyntaxError):
         return node.problem(f"the template does not parse: {error.message}")
+    if isinstance(error, _NoValueError):
+        return node.problem(f"the template {error}")
     if isinstance(error, SecurityError):
         return node.problem("the template does something that is not allowed here")
     return node.problem(f"the template cannot be rendered: {type(error).__name__}: {error}")

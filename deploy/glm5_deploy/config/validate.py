@@ -68,7 +68,8 @@ def _translate(
     if is_secret(path):
         return node.problem("not a reference to a secret", SECRET_HINT)
     if len(details) > 1:
-        return node.problem(f"expected {_union(details)}, found {describe(node)}")
+        found = "a list with something else in it" if node.items else describe(node)
+        return node.problem(f"expected {_union(details)}, found {found}")
     return _simple(node, detail)
 
 
@@ -165,7 +166,7 @@ def _limit(kind: str, context: Mapping[str, Any], node: Node) -> str | None:
     }
     if kind in words:
         key, text = words[kind]
-        return f"must be {text} {context[key]}, found {found}"
+        return f"must be {text} {context[key]:g}, found {found}"
     if kind == "string_too_long":
         return f"must have {context['max_length']} characters at most"
     if kind == "too_short":
@@ -217,7 +218,7 @@ def _unknown_key(model: type[BaseModel], path: KeyPath) -> str:
 
 
 def _suggestion(holder: type[BaseModel], key: str, names: list[str]) -> str | None:
-    """The key of that name one level down, else the nearest here, else the nearest below."""
+    """The key of that name one level down, else the nearest here or, if it is very near, below."""
     below: dict[str, str] = {}
     for name in names:
         inner = _as_model(holder.model_fields[name].annotation)
@@ -225,11 +226,17 @@ def _suggestion(holder: type[BaseModel], key: str, names: list[str]) -> str | No
             below.update({field: f"{name}.{field}" for field in inner.model_fields})
     if key in below:
         return below[key]
-    near = difflib.get_close_matches(key, names, 1)
-    if near:
-        return near[0]
-    near = difflib.get_close_matches(key, below, 1, 0.8)
-    return below[near[0]] if near else None
+    scored = [(_likeness(key, name), name) for name in names]
+    scored += [(_likeness(key, field) - 0.15, path) for field, path in below.items()]
+    score, best = max(scored, default=(0.0, ""))
+    return best if score >= 0.6 else None
+
+
+def _likeness(key: str, name: str) -> float:
+    """Up to 1; two letters that changed places count as nearly the same."""
+    if sorted(key) == sorted(name):
+        return 0.95
+    return difflib.SequenceMatcher(None, key, name).ratio()
 
 
 def _model_at(model: type[BaseModel], path: KeyPath) -> type[BaseModel] | None:

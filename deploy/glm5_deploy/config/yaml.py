@@ -8,6 +8,7 @@ stay text. Keys are always text. Aliases may be used (within a limit); merge key
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,31 @@ def read(file: Path) -> Node:
     Raises:
         ConfigErrors: it cannot be read, is not UTF-8 or not YAML, or repeats keys; all such places.
     """
+    return whole(*read_parts(file))
+
+
+def parse(content: bytes, file: Path) -> Node:
+    """Like `read`, from bytes; ``file`` is only named in errors."""
+    return whole(*parse_parts(content, file))
+
+
+def whole(node: Node, problems: Sequence[ConfigProblem]) -> Node:
+    """The node where there are no problems.
+
+    Raises:
+        ConfigErrors: there are.
+    """
+    if problems:
+        raise ConfigErrors(problems)
+    return node
+
+
+def read_parts(file: Path) -> tuple[Node, list[ConfigProblem]]:
+    """What could be read of a file, with the mistakes that left a value or a key out.
+
+    Raises:
+        ConfigErrors: nothing could be read.
+    """
     try:
         content = file.read_bytes()
     except OSError as error:
@@ -37,11 +63,11 @@ def read(file: Path) -> Node:
         raise ConfigErrors(
             [ConfigProblem(file, None, None, "", f"cannot be read: {reason}")]
         ) from error
-    return parse(content, file)
+    return parse_parts(content, file)
 
 
-def parse(content: bytes, file: Path) -> Node:
-    """Like `read`, from bytes; ``file`` is only named in errors."""
+def parse_parts(content: bytes, file: Path) -> tuple[Node, list[ConfigProblem]]:
+    """Like `read_parts`, from bytes."""
     top = _compose(_decode(content, file), file)
     if top is None:
         raise ConfigErrors(
@@ -49,13 +75,10 @@ def parse(content: bytes, file: Path) -> Node:
         )
     builder = _Builder(file)
     node = builder.build(top, (), top)
-    if not isinstance(node.value, dict) and not builder.problems:
-        builder.problems.append(
-            node.problem("expected a mapping (`key: value` lines) at the top of the file")
-        )
-    if builder.problems:
-        raise ConfigErrors(builder.problems)
-    return node
+    if not isinstance(node.value, dict):
+        message = "expected a mapping (`key: value` lines) at the top of the file"
+        raise ConfigErrors(builder.problems or [node.problem(message)])
+    return node, builder.problems
 
 
 def _decode(content: bytes, file: Path) -> str:
@@ -130,13 +153,15 @@ def _refuse_deep(text: str, file: Path) -> None:
             raise ConfigErrors([ConfigProblem(file, line, column, "", message)])
 
 
-def _place(mark: Any) -> tuple[int, int]:  # noqa: ANN401  # the C and Python parsers have a type each
+def _place(mark: Any) -> tuple[int, int]:  # noqa: ANN401  # each parser has its own type
     return mark.line + 1, mark.column + 1
 
 
 _SYNTAX_HINTS = (
     ("'\\t'", "YAML allows no tabs in indentation: use spaces"),
     ("expected a single document", "one file holds one document: remove the second `---`"),
+    ("expected ',' or", "a bracket is not closed before here, or a value within needs quotes"),
+    ("expected node content", "a value is missing here, or a bracket is not closed"),
     ("mapping values are not allowed", "a value that holds `: ` must be in quotes"),
     ("undefined alias", "an alias (*name) needs its anchor (&name) before it"),
     ("could not find expected ':'", "a key must be followed by a colon and a space"),
@@ -158,12 +183,13 @@ def _syntax_problem(error: yaml.YAMLError, text: str, file: Path) -> ConfigProbl
     if mark is None and isinstance(position := getattr(error, "position", None), int):
         before = text.encode(errors="replace")[:position].decode(errors="replace")
         line, column = before.count("\n") + 1, len(before.rsplit("\n", 1)[-1]) + 1
-    context = getattr(error, "context", None) or ""
-    full = f"{context} {said}"
+    full = f"{getattr(error, 'context', None) or ''} {said}".strip()
     hint = next((hint for sign, hint in _SYNTAX_HINTS if sign in full), None)
     if hint is None and line is not None and "\t" in _line(text, line)[: column or 1]:
         hint = _SYNTAX_HINTS[0][1]
-    return ConfigProblem(file, line, column, "", f"not valid YAML: {said}", hint)
+    return ConfigProblem(
+        file, line, column, "", f"not valid YAML: {said.removeprefix('but ')}", hint
+    )
 
 
 def _line(text: str, number: int) -> str:
