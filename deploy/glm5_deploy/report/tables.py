@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json as json_module
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from glm5_deploy.report.outcome import Check, HostOutcome, Report
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from glm5_deploy.stages.change import Change
 
 _CHECK_STYLES = {"passed": "green", "failed": "red", "skipped": "dim"}
+# What "unchanged" is called where a command changes nothing anyway.
+_READ_ONLY = {"smoke": "passed", "preflight": "ready", "status": "well"}
 _DIFF_STYLES = (("+++", "bold"), ("---", "bold"), ("@@", "cyan"), ("+", "green"), ("-", "red"))
 
 
@@ -45,24 +47,43 @@ def print_report(
         if rows:
             print_checks(console, outcome.host, rows)
     if report.hosts:
-        console.print(outcome_table(report.hosts))
+        console.print(outcome_table(report))
     print_errors(console, report.hosts)
 
 
-def outcome_table(outcomes: Sequence[HostOutcome]) -> Table:
-    """Host, status, number of changes, release and time."""
+def outcome_table(report: Report) -> Table:
+    """Host, status, time, and what applies of changes, checks and release."""
     from rich.text import Text
 
-    table = _table("host", "status", "changes", "release", "time")
-    for outcome in outcomes:
-        table.add_row(
-            Text(one_line(outcome.host), style=colour(outcome.host)),
-            Text(outcome.status, style=status_style(outcome.status)),
-            Text(_count(len(outcome.changes), "change")),
-            Text(one_line(outcome.release or "–")),
-            Text(seconds(outcome.seconds)),
-        )
+    well = _READ_ONLY.get(report.command)
+    columns: list[tuple[str, Callable[[HostOutcome], Text]]] = [
+        ("host", lambda o: Text(one_line(o.host), style=colour(o.host))),
+        ("status", lambda o: _status(o, well)),
+    ]
+    if well is None:
+        columns.append(("changes", lambda o: Text(_count(len(o.changes), "change"))))
+    if any(outcome.checks for outcome in report.hosts):
+        columns.append(("checks", lambda o: Text(_check_counts(o.checks))))
+    if any(outcome.release for outcome in report.hosts):
+        columns.append(("release", lambda o: Text(one_line(o.release or "–"))))
+    columns.append(("time", lambda o: Text(seconds(o.seconds))))
+    table = _table(*(name for name, _ in columns))
+    for outcome in report.hosts:
+        table.add_row(*(cell(outcome) for _, cell in columns))
     return table
+
+
+def _status(outcome: HostOutcome, well: str | None) -> Text:
+    from rich.text import Text
+
+    text = well if well and outcome.status == "unchanged" else outcome.status
+    return Text(text, style=status_style(outcome.status))
+
+
+def _check_counts(checks: Sequence[Check]) -> str:
+    statuses = [check.status for check in checks]
+    counts = ((statuses.count(status), status) for status in _CHECK_STYLES)
+    return ", ".join(f"{number} {status}" for number, status in counts if number) or "–"
 
 
 def print_checks(console: Console, host: str, checks: Iterable[Check]) -> None:
