@@ -38,3 +38,19 @@ class Silent:
     def note(self, host: str, text: str) -> None: ...
     def check(self, host: str, check: Check) -> None: ...
     def finished(self, outcome: HostOutcome) -> None: ...
+
+
+class WithoutChecks(Silent):
+    """Passes on where a host stands, and keeps check rows back for a table at the end."""
+
+    def __init__(self, events: Events) -> None:
+        self._events = events
+
+    def stage(self, host: str, stage: str) -> None:
+        self._events.stage(host, stage)
+
+    def progress(self, host: str, text: str, fraction: float | None = None) -> None:
+        self._events.progress(host, text, fraction)
+
+    def note(self, host: str, text: str) -> None:
+        self._events.note(host, text)

@@ -81,7 +81,7 @@ def _status(outcome: HostOutcome, well: str | None) -> Text:
 
 
 def _check_counts(checks: Sequence[Check]) -> str:
-    statuses = [check.status for check in checks]
+    statuses = [str(check.status) for check in checks]
     counts = ((statuses.count(status), status) for status in _CHECK_STYLES)
     return ", ".join(f"{number} {status}" for number, status in counts if number) or "–"
 

@@ -60,6 +60,12 @@ def _all(context: Context, events: Events) -> tuple[Check, ...]:
     return tuple(rows)
 
 
+def _key_hint(error: AnswerError) -> str | None:
+    if error.status not in (401, 403):
+        return None
+    return "the key here (secrets.VLLM_API_KEY) is not the one that the server was started with"
+
+
 def _unhealthy(row: Check) -> bool:
     return row.name == "health" and row.status == "failed"
 
@@ -79,6 +85,6 @@ def _measured(name: str, probe: Probe, context: Context) -> Check:
     except CheckFailed as failed:
         status, detail, hint = "failed", str(failed), failed.hint
     except AnswerError as error:
-        status, detail = "failed", str(error)
+        status, detail, hint = "failed", str(error), _key_hint(error)
     seconds = time.monotonic() - started
     return Check(name, "failed" if status == "failed" else "passed", detail, hint, seconds)
