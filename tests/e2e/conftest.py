@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -68,7 +67,7 @@ def _booted(
     _require()
     # one folder for each checkout: a run clears away what a killed one left
     checkout = zlib.crc32(str(CHECKOUT).encode())
-    folder = Path(tempfile.gettempdir()) / f"glm5-tests-{checkout:08x}-{worker}-{variant}"
+    folder = Path("/var/tmp") / f"glm5-tests-{checkout:08x}-{worker}-{variant}"
     bed = Bed(folder, variant=variant, nat=nat)
     try:
         bed.up(names)

@@ -393,10 +393,11 @@ class Bed:
             host.stop()
         for host in self.hosts.values():
             host.remove()
-        self.network.down(len(self.hosts))
-        for group in self.cgroups():
-            _remove_cgroup(group)
-        network.release(self.network)
+        if network.owns(self.network, self.folder):
+            self.network.down(len(self.hosts))
+            for group in self.cgroups():
+                _remove_cgroup(group)
+            network.release(self.network)
         shutil.rmtree(self.folder, ignore_errors=True)
         self.hosts = {}
 

@@ -71,9 +71,3 @@ def locked(path: Path) -> Iterator[None]:
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
-
-
-def cache_folder() -> Path:
-    """Where large things that can be made again are kept: ``$XDG_CACHE_HOME/glm5-deploy``."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "glm5-deploy"

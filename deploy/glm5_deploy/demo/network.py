@@ -134,6 +134,11 @@ def claim(folder: Path) -> Network:
     raise BedUnavailableError(f"all {NUMBERS} bed numbers in {REGISTRY} are taken")
 
 
+def owns(network: Network, folder: Path) -> bool:
+    """Whether the number is this bed's, or no one's any more (the machine was rebooted)."""
+    return _owner(REGISTRY / f"{network.number}.json") in ("", str(folder))
+
+
 def release(network: Network) -> None:
     """Give the number back."""
     (REGISTRY / f"{network.number}.json").unlink(missing_ok=True)

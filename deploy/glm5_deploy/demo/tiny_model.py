@@ -1,4 +1,4 @@
-"""A tiny Llama that any machine writes in a moment, byte for byte the same, with nothing but Python.
+"""A tiny Llama that any machine writes in a moment, the same bytes, with nothing but Python.
 
 Its embedding is one token, one direction, and its head sends each direction to the character that
 comes next: after ``abc`` it says ``defg``. The layers between are random, so that everything runs,
@@ -43,7 +43,7 @@ Tensor = tuple[tuple[int, ...], bytes]
 
 
 def write_tiny_model(folder: Path) -> Path:
-    """Write weights, configuration, tokenizer and chat template (3 MB) into ``folder``, which is made.
+    """Write weights, configuration, tokenizer and chat template (2.4 MB); ``folder`` is made.
 
     Files that are right already are left alone, with their times.
     """
