@@ -16,7 +16,12 @@ def flow(value: Plain) -> str:
 
 def text(value: str) -> str:
     """A key or a text, quoted where it must be."""
+    if not value.isprintable():
+        escaped: str = yaml.safe_dump(value, default_style='"', width=_NO_WRAP)
+        return escaped.removesuffix("\n")
     # PyYAML quotes by the rules of YAML 1.1, which quote more than 1.2 needs and never less.
-    dumped: str = yaml.safe_dump(value, allow_unicode=True, width=1_000_000)
-    line = dumped.removesuffix("\n").removesuffix("\n...")
-    return line if "\n" not in line else json.dumps(value, ensure_ascii=False)
+    dumped: str = yaml.safe_dump(value, allow_unicode=True, width=_NO_WRAP)
+    return dumped.removesuffix("\n").removesuffix("\n...")
+
+
+_NO_WRAP = 1_000_000

@@ -62,7 +62,7 @@ def _with_templates(schema: Schema) -> Schema:
 
 
 def _with_empty_sections(schema: Schema) -> Schema:
-    """Mappings may be left empty, which YAML reads as null; the document itself may not."""
+    """Mappings and lists may be left empty, which YAML reads as null; the document may not."""
     return {key: _below(value, _nullable, key) for key, value in schema.items()}
 
 
@@ -70,7 +70,9 @@ def _nullable(schema: Schema) -> Schema:
     changed = {key: _below(value, _nullable, key) for key, value in schema.items()}
     if "patternProperties" in changed:
         changed["additionalProperties"] = False
-    return changed | ({"type": ["object", "null"]} if changed.get("type") == "object" else {})
+    kind = changed.get("type")
+    kinds = kind if isinstance(kind, list) else [kind]
+    return changed | ({"type": [*kinds, "null"]} if {"object", "array"} & {*kinds} else {})
 
 
 def _below(value: object, change: Callable[[Schema], Schema], key: str) -> object:

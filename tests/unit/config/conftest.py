@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 from glm5_deploy.config import locks, profiles
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 from glm5_deploy.config.errors import ConfigErrors
 from glm5_deploy.config.load import adhoc, check_inventory, load_inventory
+
 from tests.unit.config.cases import expected, files, folders
 
 
