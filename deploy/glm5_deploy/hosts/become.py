@@ -30,7 +30,7 @@ if [ "$lifeline" = 1 ]; then
   } >/dev/null 2>&1 &
   exec 3<&-
 fi
-exec timeout -k 5 "$limit" sh -c '"$@"; exit $?' glm5-deploy "$@"
+exec timeout -k 5 "$limit" sh -c 'trap : TERM; "$@"; exit $?' glm5-deploy "$@"
 """
 """$1 seconds (0: no limit), $2 1: standard input is a lifeline and not the command's, $3 line that
 marks the start, then the command.

@@ -37,12 +37,13 @@ here.
 CHANNEL_TIMEOUT = 15.0
 """Seconds for a channel to open: one round trip, so a longer wait means a dead link."""
 
-TIMED_OUT = frozenset({124, 137})
-"""What ``timeout`` ends with."""
+TIMED_OUT = frozenset({124, 137, -1})
+"""What ``timeout`` ends with; -1 (no status) where its KILL took itself along."""
 
 PUT = r"""
 set -eu
 path=$1 mode=$2 owner=$3 size=$4
+trap '' PIPE
 trap 'exit 143' HUP INT TERM
 mkdir -p -- "$(dirname -- "$path")"
 new=$(mktemp -- "$(dirname -- "$path")/.glm5-XXXXXXXXXX")
@@ -56,7 +57,10 @@ sync -- "$new"
 mv -fT -- "$new" "$path"
 trap - EXIT
 """
-"""$1 path, $2 mode, $3 owner or empty, $4 size in bytes; the content is standard input."""
+"""$1 path, $2 mode, $3 owner or empty, $4 size in bytes; the content is standard input.
+
+SIGPIPE is ignored: a connection that broke must not keep the script from removing what it began.
+"""
 
 
 class SshHost:

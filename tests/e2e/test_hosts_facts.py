@@ -1,0 +1,134 @@
+"""Facts of real hosts, all in one round trip."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+
+import pytest
+from glm5_deploy.demo.bed import Bed
+from glm5_deploy.hosts.command import command, script
+from glm5_deploy.hosts.facts import Fact, gather
+from glm5_deploy.hosts.facts.files import FileFacts, file_fact, tree_fact
+from glm5_deploy.hosts.facts.system import Os, gather_system
+from glm5_deploy.hosts.facts.unit import unit_fact
+from glm5_deploy.hosts.ssh import SshHost
+
+from tests.e2e.hosts_support import NASTY, opened
+
+
+@pytest.fixture(scope="module")
+def host(bed: Bed) -> Iterator[SshHost]:
+    with opened(bed) as host:
+        yield host
+
+
+def test_the_whole_system_in_one_round_trip(bed: Bed, host: SshHost) -> None:
+    before = host.round_trips
+    facts = gather_system(host)
+    assert host.round_trips - before == 1
+    assert facts.os == Os("debian", "12", "bookworm", "Debian GNU/Linux 12 (bookworm)", ())
+    assert facts.machine.user == "root"
+    assert facts.machine.uid == 0
+    assert facts.machine.hostname == "node1"
+    assert facts.machine.libc == (2, 36)
+    assert abs(facts.machine.clock - time.time()) < 60
+    assert facts.machine.memory_total > facts.machine.memory_available > 2**20
+    assert facts.systemd.version == 252
+    assert facts.systemd.state == "running"
+    assert [python.minor for python in facts.pythons] == ["3.11"]
+    assert facts.pythons[0].real_path == PurePosixPath("/usr/bin/python3.11")
+    assert facts.tools["rsync"] == PurePosixPath("/usr/bin/rsync")
+    assert "nvidia-smi" not in facts.tools
+    assert "libc.so.6" in facts.libraries
+    assert facts.gpus.gpus == ()
+    assert facts.gpus.problem is None
+    disk = facts.disk_for(PurePosixPath("/opt/glm5/models"))
+    assert disk is not None
+    assert disk.mount == PurePosixPath("/")
+    assert disk.size > disk.available > 0
+    held = facts.listener(22)
+    assert held is not None
+    assert (held.process, held.pid is not None) == ("sshd", True)
+    assert facts.listener(9) is None
+
+
+def test_a_bare_host_without_python(bare_bed: Bed) -> None:
+    with opened(bare_bed, "bare1") as host:
+        facts = gather_system(host)
+    assert facts.pythons == ()
+    assert "rsync" not in facts.tools
+    assert "cc" not in facts.tools
+    assert facts.systemd.state == "running"
+    assert facts.listener(22) is not None
+
+
+@pytest.mark.parametrize(
+    ("user", "sudo", "password", "state", "trips"),
+    [
+        ("root", None, None, "root", 1),
+        ("hosts-facts", "nopasswd", None, "nopasswd", 1),
+        ("hosts-facts", "password", NASTY, "password", 1),
+        ("hosts-facts", "password", None, "refused", 2),
+        ("hosts-facts", None, "wrong", "refused", 2),
+    ],
+)
+def test_the_state_of_sudo_is_a_fact(
+    bed: Bed, user: str, sudo: str | None, password: str | None, state: str, trips: int
+) -> None:
+    node = bed.hosts["node1"]
+    if user != "root":
+        node.add_user(user, sudo, NASTY)  # type: ignore[arg-type]
+    try:
+        with opened(bed, user=user, password=password) as host:
+            facts = gather_system(host)
+            assert facts.sudo == state
+            assert facts.machine.user == user
+            assert host.round_trips == trips
+    finally:
+        if user != "root":
+            node.remove_user(user)
+
+
+def test_a_hanging_fact_hangs_nothing_else(host: SshHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("glm5_deploy.hosts.facts.fact.FACT_LIMIT", 1)
+    facts = [
+        Fact("hangs", command("sleep", "641"), lambda output: output.returncode),
+        Fact("fails", script("echo x; echo y >&2; exit 3"), lambda output: output),
+        Fact("garbage", script(r"printf 'a\0\377\n\nb'"), lambda output: output.stdout),
+        Fact("many", script("seq 100000"), lambda output: len(output.stdout.split())),
+    ]
+    values = gather(host, facts)
+    assert values["hangs"] == 124
+    assert (values["fails"].returncode, values["fails"].stdout) == (3, "x\n")
+    assert values["fails"].stderr == "y\n"
+    assert values["garbage"] == "a\0\ufffd\n\nb"
+    assert values["many"] == 100_000
+    assert host.run(script("ls /dev/shm")).stdout == ""
+
+
+def test_units_files_and_folders(bed: Bed, host: SshHost) -> None:
+    path = PurePosixPath("/tmp/hosts facts/a 'b'")
+    content = bytes(range(256))
+    host.put(content, path, mode=0o600)
+    host.run(command("ln", "-s", "x y", path.parent / "link"))
+    facts = [
+        unit_fact("ssh.service"),
+        unit_fact("no-such.service"),
+        file_fact(path),
+        file_fact(path.parent / "missing"),
+        tree_fact(path.parent),
+    ]
+    running, missing, file, none, tree = gather(host, facts).values()
+    assert running.active
+    assert running.main_pid > 1
+    assert running.active_enter_timestamp > time.time() - 86400
+    assert not missing.exists
+    assert file == FileFacts(True, content, 0o600, "root", "root")
+    assert none == FileFacts(False, None, None, None, None)
+    assert [(str(entry.path), entry.kind, entry.target) for entry in tree] == [
+        ("a 'b'", "file", ""),
+        ("link", "link", "x y"),
+    ]
+    bed.hosts["node1"].exec(["rm", "-rf", path.parent])
