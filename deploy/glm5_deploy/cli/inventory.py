@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def check(inventory: InventoryOption = None, json: JsonOption = False) -> None:
-    """Read the inventory and its profiles, and say everything that is wrong with them.
+    """Say everything that is wrong with the inventory and its profiles.
 
     Example: glm5-deploy inventory check -i hosts.yml
     """
@@ -53,7 +53,9 @@ def show(
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Print what holds for each host after merging; secrets stay references.
+    """Print what holds for each host after merging.
+
+    References to secrets are shown as references.
 
     Example: glm5-deploy inventory show --host bw1 --origin
     """
@@ -76,7 +78,7 @@ def schema(
         bool, typer.Option("--profile", help="Of a profile's file instead of an inventory.")
     ] = False,
 ) -> None:
-    """Print the JSON schema, for editors that complete and check YAML.
+    """Print the JSON schema, for editors that check YAML.
 
     Example: glm5-deploy inventory schema > schema.json
 

@@ -6,6 +6,11 @@ from pathlib import Path
 
 import pytest
 from glm5_deploy.config import locks, profiles
+from hypothesis import settings
+
+# A loaded machine is no reason to fail.
+settings.register_profile("config", deadline=None)
+settings.load_profile("config")
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,8 @@ from glm5_deploy.config.load import adhoc, check_inventory, find_inventory, load
 from glm5_deploy.config.locks import lock_path
 from glm5_deploy.config.names import group_names, host_names
 from glm5_deploy.errors import ExitCode, UsageError
+
+from tests.unit.config.cases import HERE
 
 PROFILE = "name: NAME\nmodel: {name: m}\nengine: {command: [/bin/vllm]}\n"
 
@@ -147,6 +151,30 @@ def test_names_for_completion(folder: Path) -> None:
     assert host_names(folder / "inventory.yml") == ["bw2", "bw1", "gpu1", "spare"]
     assert group_names(folder / "inventory.yml") == ["outer", "inner"]
     assert host_names(folder / "missing.yml") == []
+
+
+def test_the_example_is_right() -> None:
+    loaded = load_inventory(HERE.parents[2] / "inventory/example.yml")
+    assert check_inventory(loaded) == []
+    assert len(resolve(loaded)) == 3
+
+
+def test_jinja2_is_imported_only_for_templates(folder: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from glm5_deploy.config.load import *;"
+        "resolve(load_inventory(Path('inventory.yml')), hosts=['bw1']);"
+        "print('jinja2' in sys.modules)"
+    )
+    for more, imported in (("", "False"), ("description: '{{ host.name }}'\n", "True")):
+        (folder / "profiles/p.yml").write_text(PROFILE.replace("NAME", "p") + more)
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            env={"PYTHONPATH": str(HERE.parents[2] / "deploy")},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stdout.strip() == imported
 
 
 # --- warnings ------------------------------------------------------------------------------------
