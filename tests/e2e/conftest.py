@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
 import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -65,15 +67,32 @@ def _booted(
     variant: Variant, names: Sequence[str], worker: str, nat: bool = False
 ) -> Iterator[Bed]:
     _require()
-    # one folder for each checkout: a run clears away what a killed one left
+    with _own_folder(f"{worker}-{variant}") as folder:
+        bed = Bed(folder, variant=variant, nat=nat)
+        try:
+            bed.up(names)
+            yield bed
+        finally:
+            bed.down()
+
+
+@contextmanager
+def _own_folder(kind: str) -> Iterator[Path]:
+    """A bed's folder that no other run of this checkout uses now.
+
+    Names are used again, so that a run clears away what a killed one left.
+    """
     checkout = zlib.crc32(str(CHECKOUT).encode())
-    folder = Path("/var/tmp") / f"glm5-tests-{checkout:08x}-{worker}-{variant}"
-    bed = Bed(folder, variant=variant, nat=nat)
-    try:
-        bed.up(names)
-        yield bed
-    finally:
-        bed.down()
+    for slot in range(32):
+        folder = Path("/var/tmp") / f"glm5-tests-{checkout:08x}-{slot}-{kind}"
+        with folder.with_suffix(".lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            yield folder
+            return
+    pytest.fail("32 runs of this checkout at the same time")
 
 
 def _require() -> None:
