@@ -24,7 +24,7 @@ def host(bed: Bed) -> Iterator[SshHost]:
         yield host
 
 
-def test_the_whole_system_in_one_round_trip(bed: Bed, host: SshHost) -> None:
+def test_the_whole_system_in_one_round_trip(host: SshHost) -> None:
     before = host.round_trips
     facts = gather_system(host)
     assert host.round_trips - before == 1
@@ -36,7 +36,7 @@ def test_the_whole_system_in_one_round_trip(bed: Bed, host: SshHost) -> None:
     assert abs(facts.machine.clock - time.time()) < 60
     assert facts.machine.memory_total > facts.machine.memory_available > 2**20
     assert facts.systemd.version == 252
-    assert facts.systemd.state == "running"
+    assert facts.systemd.state in ("running", "degraded")
     assert [python.minor for python in facts.pythons] == ["3.11"]
     assert facts.pythons[0].real_path == PurePosixPath("/usr/bin/python3.11")
     assert facts.tools["rsync"] == PurePosixPath("/usr/bin/rsync")

@@ -8,6 +8,7 @@ import shlex
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from glm5_deploy.demo.bed import Bed
@@ -18,7 +19,8 @@ from glm5_deploy.hosts.ssh import SshHost
 from tests.e2e.hosts_support import opened
 
 CLIENT = command("sh", "-c", "echo ${SSH_CONNECTION%% *}")
-NO_RETRY = {"connect_attempts": 1}
+WAIT_AND_ADD = 'until [ -S "$0" ]; do sleep 0.02; done; exec ssh-add -q "$1"'
+NO_RETRY: dict[str, Any] = {"connect_attempts": 1}
 
 
 def unreachable(host: SshHost) -> UnreachableError:
@@ -167,7 +169,7 @@ def test_an_agent_holds_the_key(
             [
                 "sh",
                 "-c",
-                'until [ -S "$0" ]; do sleep 0.02; done; exec ssh-add -q "$1"',
+                WAIT_AND_ADD,
                 socket,
                 key,
             ],
@@ -260,9 +262,7 @@ def test_a_proxy_command(bed: Bed, tmp_path: Path) -> None:
         ({"address": "127.0.0.1", "port": 1}, "connection refused"),
     ],
 )
-def test_each_failure_has_its_own_words(
-    bed: Bed, settings: dict[str, object], message: str
-) -> None:
+def test_each_failure_has_its_own_words(bed: Bed, settings: dict[str, Any], message: str) -> None:
     with opened(bed, **settings, **NO_RETRY) as host:
         assert re.search(message, unreachable(host).message)
 

@@ -32,8 +32,9 @@ mkdir -p -- "$1"
 
 NO_RSYNC = 45
 
-CONNECTION_CODES = frozenset({10, 12, 30, 35, 255})
-"""rsync's exit codes for a connection that failed or broke: trying again resumes."""
+CONNECTION_CODES = frozenset({10, 12, 20, 30, 35, 255})
+"""rsync's exit codes for a connection that failed or broke, or a host that shuts down: trying
+again resumes."""
 
 MOST_ATTEMPTS = 100
 """An end even for a link that breaks again and again, a little further each time."""
@@ -48,12 +49,12 @@ LASTING = (
         "ssh does not accept its host key",
         "the key is not in the known_hosts files that ssh reads",
     ),
+    ("Permission denied (13)", "no permission", "the login user must own what it writes"),
     (
         "Permission denied (",
         "ssh cannot log in",
         "an encrypted key needs connection.identity_passphrase or an agent",
     ),
-    ("Permission denied", "no permission", "the login user must own what it writes"),
     ("Read-only file system", "the file system is read-only there", None),
     ("unknown option", "rsync is too old", "version 3.1 or newer is needed at both ends"),
 )

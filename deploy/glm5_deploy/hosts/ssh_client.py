@@ -29,6 +29,8 @@ ALWAYS = (
 )
 """What holds for every hop, whatever the user's file says."""
 
+USUAL_FILES = "  Include ~/.ssh/config\n  Include /etc/ssh/ssh_config"
+
 
 def client_config(route: Route, *, keepalive: int, asks: bool) -> str:
     """The text of an ssh_config for this route and nothing else.
@@ -38,12 +40,17 @@ def client_config(route: Route, *, keepalive: int, asks: bool) -> str:
         asks: a helper gives passphrases; without one ssh must never ask.
     """
     blocks = [_block(hop, hop.jumps, keepalive, asks) for hop in (*route.jumps, route)]
-    files = (
-        (str(route.config_file),) if route.config_file else ("~/.ssh/config", "/etc/ssh/ssh_config")
-    )
-    # what we do not model (ciphers, certificates, tokens) still comes from the user's file
-    rest = ["Host *", *(f"  Include {quoted(file)}" for file in files)]
+    # what we do not model (ciphers, certificates, tokens) still comes from the user's files
+    rest = ["Host *", _own_file(route.config_file) if route.config_file else USUAL_FILES]
     return "\n".join([*(line for block in blocks for line in block), *rest, ""])
+
+
+def _own_file(path: Path) -> str:
+    """The text itself: a file that others may write is good enough for ``-F``, not for Include."""
+    try:
+        return path.read_text()
+    except OSError as error:
+        raise UsageError(f"cannot read the ssh_config {path}: {error.strerror}") from error
 
 
 def _block(hop: Route, jumps: tuple[Route, ...], keepalive: int, asks: bool) -> list[str]:
