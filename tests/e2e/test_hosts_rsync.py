@@ -128,7 +128,7 @@ def test_missing_rsync_permission_and_full_disk_are_told(bed: Bed, source: Path)
         with opened(bed) as host, pytest.raises(CommandFailedError, match="disk is full"):
             host.rsync(source, TARGET)
     finally:
-        node.exec(["umount", TARGET])
+        node.exec(["umount", "--lazy", TARGET])
     node.exec(["mv", "/usr/bin/rsync", "/usr/bin/rsync.away"])
     try:
         with (
