@@ -18,6 +18,7 @@ import fcntl
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -234,6 +235,9 @@ def check(root: Path, state: Path) -> dict[str, object]:
 
 def main(words: list[str]) -> None:
     root, verb = Path(words[0]), words[1]
+    # A connection that drops ends the command that it carries; what was begun here is finished.
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_IGN)
     state = root / "state"
     state.mkdir(parents=True, exist_ok=True)
     with exclusive(state):
