@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Literal
@@ -102,13 +103,15 @@ def parse_tree(output: FactOutput) -> tuple[TreeEntry, ...] | None:
     """Read what `LIST_TREE` prints."""
     if output.returncode == MISSING:
         return None
-    entries = [_entry(text) for text in output.stdout.split("\0") if text.strip()]
-    return tuple(sorted(entries, key=lambda entry: entry.path))
+    found = (ENTRY.fullmatch(text) for text in output.stdout.split("\0"))
+    return tuple(sorted((_entry(entry) for entry in found if entry), key=lambda entry: entry.path))
 
 
-def _entry(text: str) -> TreeEntry:
-    kind, mode, size, modified, owner, rest = text.split(" ", 5)
-    path, _, target = rest.partition("\x01")
+ENTRY = re.compile(r"(\w) ([0-7]+) (\d+) ([\d.]+) (\S+) (.+)\x01(.*)", re.DOTALL)
+
+
+def _entry(found: re.Match[str]) -> TreeEntry:
+    kind, mode, size, modified, owner, path, target = found.groups()
     return TreeEntry(
         PurePosixPath(path),
         KINDS.get(kind, "other"),

@@ -84,19 +84,22 @@ def parse_gpus(output: FactOutput) -> GpuFacts:
     table, _, rest = output.stdout.partition("\n\n")
     cuda = re.search(r"CUDA Version\s*:\s*(\d+\.\d+)", rest, re.IGNORECASE)
     rows = list(csv.reader(table.strip().splitlines(), skipinitialspace=True))
-    if not output.ok and not _is_table(rows):
-        said = output.stdout.strip() or output.stderr.strip()
-        return GpuFacts(
-            problem=" ".join(said.split()) or f"nvidia-smi ended with {output.returncode}"
-        )
     if not _is_table(rows):
-        said = " ".join(table.split())
-        return GpuFacts(problem=None if "No devices were found" in said else said or None)
+        said = _one_line(table) or _one_line(output.stderr)
+        return GpuFacts(problem=said or f"nvidia-smi ended with status {output.returncode}")
     header = [title.split(" [")[0].strip() for title in rows[0]]
-    records = [dict(zip(header, row, strict=False)) for row in rows[1:] if len(row) == len(header)]
+    records = [dict(zip(header, row, strict=True)) for row in rows[1:] if len(row) == len(header)]
+    # a GPU that fell off the bus is reported among the rows of the others
+    rest_of_it = [", ".join(row) for row in rows[1:] if row and len(row) != len(header)]
     driver = next((record["driver_version"] for record in records), None)
     gpus = sorted((_gpu(record) for record in records), key=lambda gpu: gpu.index)
-    return GpuFacts(tuple(gpus), driver, cuda[1] if cuda else None)
+    return GpuFacts(
+        tuple(gpus), driver, cuda[1] if cuda else None, _one_line(" ".join(rest_of_it)) or None
+    )
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def _is_table(rows: list[list[str]]) -> bool:

@@ -49,7 +49,7 @@ def parse_ports(output: FactOutput) -> tuple[Listener, ...]:
 def _from_ss(local: str, line: str) -> Listener:
     address, _, port = local.rpartition(":")
     address = address.strip("[]").split("%")[0]
-    holder = re.search(r'users:\(\("([^"]*)",pid=(\d+)', line)
+    holder = re.search(r'users:\(\("(.*?)",pid=(\d+)', line)
     if holder is None:
         return Listener(address, int(port))
     return Listener(address, int(port), holder[1], int(holder[2]))
