@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import threading
 from collections.abc import Iterator
@@ -91,6 +92,24 @@ def test_leaving_a_stream_ends_the_remote_command(bed: Bed, host: SshHost) -> No
         assert processes(bed.hosts["node1"], "sleep 614")
     assert eventually(lambda: not processes(bed.hosts["node1"], "sleep 614"))
     assert eventually(lambda: not processes(bed.hosts["node1"], "tail -f /dev/null"))
+
+
+def test_ctrl_c_ends_a_stream_and_a_call_at_once(bed: Bed, host: SshHost) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        _interrupted_stream(host)
+    assert eventually(lambda: not processes(bed.hosts["node1"], "sleep 616"))
+    threading.Timer(0.5, _thread.interrupt_main).start()
+    with pytest.raises(KeyboardInterrupt):
+        host.run(command("sleep", "617"))
+    assert eventually(lambda: not processes(bed.hosts["node1"], "sleep 617"))
+    assert host.run(command("true")).ok
+
+
+def _interrupted_stream(host: SshHost) -> None:
+    with host.stream(script("echo go; sleep 616")) as lines:
+        assert next(lines).text == "go"
+        threading.Timer(0.2, _thread.interrupt_main).start()
+        next(lines)
 
 
 def test_a_stream_ends_with_its_command_and_yields_the_last_line(host: SshHost) -> None:

@@ -20,6 +20,7 @@ from tests.e2e.hosts_support import opened
 
 CLIENT = command("sh", "-c", "echo ${SSH_CONNECTION%% *}")
 WAIT_AND_ADD = 'until [ -S "$0" ]; do sleep 0.02; done; exec ssh-add -q "$1"'
+MAKE_RSA_KEY = "rm -f /root/rsa*; ssh-keygen -q -t rsa -b 2048 -N '' -f /root/rsa"
 NO_RETRY: dict[str, Any] = {"connect_attempts": 1}
 
 
@@ -121,6 +122,41 @@ def test_another_port_is_another_host(bed: Bed, tmp_path: Path, second_sshd: int
     with opened(bed, known_hosts=known, port=second_sshd) as host:
         error = unreachable(host)
     assert f"[{bed.hosts['node1'].address}]:2222 " in (error.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("option", "message", "hint"),
+    [
+        (
+            "KexAlgorithms=diffie-hellman-group14-sha1",
+            "no common key exchange algorithm: it offers only diffie-hellman-group14-sha1",
+            "SHA-1",
+        ),
+        (
+            "HostKeyAlgorithms=ssh-rsa",
+            "no common host key algorithm: it offers only",
+            "ssh-ed25519",
+        ),
+        ("MACs=umac-64@openssh.com", "no common MAC algorithm: it offers only umac", "hmac-sha2"),
+        ("PubkeyAuthentication=no", "the server takes no keys, only: ", "PubkeyAuthentication"),
+    ],
+)
+def test_what_an_odd_server_lacks_is_named(bed: Bed, option: str, message: str, hint: str) -> None:
+    node = bed.hosts["node1"]
+    more = ["-o", "Ciphers=aes128-ctr", "-o", "PasswordAuthentication=yes"]
+    if option.startswith("HostKey"):
+        node.exec(["sh", "-c", MAKE_RSA_KEY])
+        more += ["-o", "HostKey=/root/rsa"]
+    sshd = ["/usr/sbin/sshd", "-D", "-p", "2224", "-o", option, *more]
+    node.exec(["systemd-run", "--quiet", "--unit=hosts-odd", *sshd])
+    try:
+        node.exec(["sh", "-c", "until ss -Hltn sport = 2224 | grep -q .; do sleep 0.05; done"])
+        with opened(bed, port=2224, **NO_RETRY) as host:
+            error = unreachable(host)
+    finally:
+        node.exec(["systemctl", "stop", "hosts-odd"])
+    assert message in error.message
+    assert hint in (error.hint or "")
 
 
 def test_what_was_tried_is_listed(bed: Bed, tmp_path: Path) -> None:

@@ -57,6 +57,19 @@ exec sudo -n -H -u "$user" -- "$@"
 """$1 user, $2 prompt (empty: there is no password to give), then the command."""
 
 
+def for_any_shell(command: Command) -> str:
+    """The text that sshd hands to the user's login shell, which may be fish or csh.
+
+    Those read single quotes otherwise than a POSIX shell does, so everything they could misread is
+    written as an octal escape, and sh itself takes the escapes back.
+    """
+    encoded = "".join(
+        chr(byte) if 32 <= byte < 127 and byte not in b"'\\!" else f"\\0{byte:03o}"
+        for byte in command.shell().encode()
+    )
+    return f"exec sh -c 'eval \"exec $(printf %b \"$1\")\"' sh '{encoded}'"
+
+
 @dataclass(frozen=True)
 class Handshake:
     """The marks of one call, drawn at random so that no output is taken for them.

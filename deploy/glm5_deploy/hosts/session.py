@@ -64,11 +64,14 @@ class _Packets(paramiko.packet.Packetizer):
     def __init__(self, stream: socket.socket) -> None:
         super().__init__(stream)
         self.last_read = time.monotonic()
+        self.offer: dict[str, list[str]] = {}
 
     def read_message(self) -> tuple[int, paramiko.Message]:
-        message = super().read_message()
+        kind, message = super().read_message()
         self.last_read = time.monotonic()
-        return message
+        if kind == MSG_KEXINIT:
+            self.offer = offer(message.asbytes())
+        return kind, message
 
 
 @dataclass
@@ -111,10 +114,11 @@ class Session:
 
     def _ask(self) -> None:
         transport = self.transport
-        while transport.is_active():
-            # paramiko's own keepalive wants no answer and so cannot notice a dead link
-            transport.global_request("keepalive@openssh.com", wait=True)
-            time.sleep(self.keepalive)
+        with contextlib.suppress(paramiko.SSHException, EOFError, OSError):
+            while transport.is_active():
+                # paramiko's own keepalive wants no answer and so cannot notice a dead link
+                transport.global_request("keepalive@openssh.com", wait=True)
+                time.sleep(self.keepalive)
 
     def close(self) -> None:
         with contextlib.suppress(Exception):
@@ -281,11 +285,7 @@ def _negotiate(transport: paramiko.Transport, route: Route, entries: list[Entry]
     try:
         transport.start_client(timeout=max(15.0, route.connect_timeout))
     except IncompatiblePeer as error:
-        raise NotRetriedError(
-            f"cannot reach {route.label}: no common algorithm ({error})",
-            "the server offers only algorithms that are broken by now (SHA-1); "
-            "it needs OpenSSH 7.2 or newer",
-        ) from error
+        raise _incompatible(transport, route, str(error)) from error
     except (paramiko.SSHException, EOFError, OSError) as error:
         text = str(error)
         if isinstance(error, TimeoutError) or "timeout" in text.lower():
@@ -297,10 +297,62 @@ def _negotiate(transport: paramiko.Transport, route: Route, entries: list[Entry]
         raise unreachable(route, problem) from error
 
 
+def _incompatible(transport: paramiko.Transport, route: Route, said: str) -> NotRetriedError:
+    """Name what has nothing in common, and what either side has."""
+    options = transport.get_security_options()
+    ours = {
+        "key exchange": options.kex,
+        "host key": options.key_types,
+        "cipher": options.ciphers,
+        "MAC": options.digests,
+    }
+    what = next((name for word, name in LACKING.items() if word in said), "key exchange")
+    packets = transport.packetizer
+    theirs = packets.offer.get(what, []) if isinstance(packets, _Packets) else []
+    old = bool(theirs) and all(name in BROKEN for name in theirs)
+    return NotRetriedError(
+        f"cannot reach {route.label}: no common {what} algorithm: "
+        f"it offers only {', '.join(theirs) or 'nothing'}",
+        ("these rest on SHA-1 and are broken by now; " if old else "")
+        + f"enable one of these there: {', '.join(ours[what])}",
+    )
+
+
+MSG_KEXINIT = 20
+LACKING = {"kex": "key exchange", "host key": "host key", "cipher": "cipher", "mac": "MAC"}
+"""Word in paramiko's message → what is meant."""
+
+BROKEN = frozenset(
+    {
+        "diffie-hellman-group1-sha1",
+        "diffie-hellman-group14-sha1",
+        "diffie-hellman-group-exchange-sha1",
+        "ssh-rsa",
+        "ssh-dss",
+    }
+)
+
+
+def offer(message: bytes) -> dict[str, list[str]]:
+    """The algorithms in a server's KEXINIT (RFC 4253, 7.1), without its message number.
+
+    What is no algorithm (``ext-info-s``, ``kex-strict-…``) is left out.
+    """
+    reader = paramiko.Message(message)
+    reader.get_bytes(16)
+    names = ("key exchange", "host key", "", "cipher", "", "MAC")
+    lists = {name: reader.get_list() for name in names}
+    lists.pop("")
+    lists["key exchange"] = [
+        name for name in lists["key exchange"] if not name.startswith(("ext-info-", "kex-strict-"))
+    ]
+    return lists
+
+
 def _verify(transport: paramiko.Transport, route: Route, entries: list[Entry]) -> None:
     key = transport.get_remote_server_key()
     server = ServerKey(key.get_name(), key.asbytes())
-    file = route.known_hosts[0] if route.known_hosts else route.system_known_hosts[0]
+    file = next(iter(route.known_hosts), Path.home() / ".ssh" / "known_hosts")
     try:
         judge(entries, route.host_key_name, server, file, label=route.label)
     except UnreachableError as error:

@@ -16,7 +16,7 @@ from glm5_deploy.errors import (
     SudoRefusedError,
     UnreachableError,
 )
-from glm5_deploy.hosts.become import Handshake, Opening, become, guarded, refusal
+from glm5_deploy.hosts.become import Handshake, Opening, become, for_any_shell, guarded, refusal
 from glm5_deploy.hosts.command import Command, Secret, command, script
 from glm5_deploy.hosts.host import Line, Progress, Result, RsyncStats, no_progress
 from glm5_deploy.hosts.lines import LineSplitter
@@ -318,7 +318,7 @@ class SshHost:
 
         try:
             channel.settimeout(CHANNEL_TIMEOUT)
-            channel.exec_command(wrapped.shell())
+            channel.exec_command(for_any_shell(wrapped))
             channel.settimeout(None)
         except (paramiko.SSHException, EOFError, OSError) as error:
             channel.close()

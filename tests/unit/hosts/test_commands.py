@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 
 import pytest
-from glm5_deploy.hosts.become import Handshake, Opening, become, guarded, refusal
+from glm5_deploy.hosts.become import Handshake, Opening, become, for_any_shell, guarded, refusal
 from glm5_deploy.hosts.command import Command, Secret, command, script
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -35,6 +36,22 @@ def test_any_text_survives_the_wrapping_for_a_host(values: list[str], value: str
     done = sh(wrapped)
     assert done.stdout.decode() == "".join(f"{value}\0" for value in values)
     assert done.stderr.decode() == f"{handshake.start}\n"
+
+
+@pytest.mark.parametrize("shell", ["sh", "dash", "bash", "zsh", "fish", "tcsh"])
+@settings(max_examples=25, deadline=None)
+@given(values=st.lists(texts, min_size=1, max_size=5))
+def test_any_text_survives_any_login_shell(shell: str, values: list[str]) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    wrapped = guarded(command("printf", r"%s\0", *values), limit=30, lifeline=False)
+    done = subprocess.run(
+        [shell, "-c", for_any_shell(wrapped)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+    )
+    assert done.stdout.decode() == "".join(f"{value}\0" for value in values), done.stderr
 
 
 def test_a_lifeline_that_ends_takes_the_command_along() -> None:
