@@ -349,7 +349,6 @@ class Handler(BaseHTTPRequestHandler):
         ids = self.tokens(faults, count)
         with self.lock:
             self.counters["prompt"] += len(prompt)
-            self.counters["generated"] += len(ids)
         reported = len(prompt) - 1 if "short-count" in faults else len(prompt)
         usage = {
             "prompt_tokens": reported,
@@ -360,7 +359,7 @@ class Handler(BaseHTTPRequestHandler):
             self.stream(faults, body, chat, ids, usage)
         else:
             for _ in ids:
-                self.pause(faults)
+                self.one_token(faults)
             self.answer(200, self.document(faults, body, chat, ids, usage))
 
     def check(self, faults: frozenset[str], body: dict[str, Any], chat: bool) -> None:
@@ -393,8 +392,10 @@ class Handler(BaseHTTPRequestHandler):
         ids = [(start + i) % len(WORDS) + 1 for i in range(count)]
         return ids[::-1] if "wrong-tokens" in faults else ids
 
-    def pause(self, faults: frozenset[str]) -> None:
+    def one_token(self, faults: frozenset[str]) -> None:
         time.sleep(0.3 if "slow" in faults else self.options.args.token_seconds)
+        with self.lock:
+            self.counters["generated"] += 1
 
     def choice(
         self, faults: frozenset[str], body: dict[str, Any], ids: list[int]
@@ -445,7 +446,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         for position, token in enumerate(ids):
-            self.pause(faults)
+            self.one_token(faults)
             if position == 2 and "hang-stream" in faults:
                 time.sleep(3600)
             if position == 2 and "drop" in faults:

@@ -134,7 +134,7 @@ class View:
         from glm5_deploy.report.text import clean, colour
 
         line = Text(f"{host:<{self._width}} ", style=colour(host))
-        line.append(clean(text), style=style)
+        line.append(clean(text).removeprefix(f"{host}: "), style=style)
         self._err.print(line, soft_wrap=True)
 
     def error(self, host: str, error: Glm5Error) -> None:

@@ -72,7 +72,8 @@ class Journal:
                     return
                 if not self.connected:
                     raise
-                self.say(f"connection lost, connecting again ({error.message})")
+                reason = error.message.partition(" during: ")[0]
+                self.say(f"connection lost, connecting again ({reason})")
             attempt = attempt + 1 if self.cursor == before else 0
             self.stop.wait(_BACKOFF[min(attempt, len(_BACKOFF) - 1)])
 

@@ -35,6 +35,14 @@ def colour(host: str) -> str:
     return _COLOURS[sum(host.encode()) % len(_COLOURS)]
 
 
+def age(value: float) -> str:
+    """The largest unit alone: ``40 s``, ``13 min``, ``2 h``, ``3 d``."""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if value >= size:
+            return f"{int(value // size)} {unit}"
+    return f"{int(value)} s"
+
+
 def seconds(value: float) -> str:
     """``0.4 s``, ``12 s``, ``3 min 05 s``, ``2 h 07 min``."""
     if value < 10:

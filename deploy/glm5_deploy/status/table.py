@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from glm5_deploy.report.outcome import HostOutcome
-from glm5_deploy.report.text import colour, one_line, seconds
+from glm5_deploy.report.text import age, colour, one_line
 from glm5_deploy.status.probe import Gpu, Snapshot
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def status_table(rows: Iterable[Row]) -> Table:
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1))
     for name in ("host", "model", "release", "unit", "up", "health", "requests", "tok/s", "GPU"):
-        table.add_column(name, overflow="fold")
+        table.add_column(name, overflow="fold", no_wrap=name not in ("host", "model", "GPU"))
     for outcome, snapshot in rows:
         host = Text(one_line(outcome.host), style=colour(outcome.host))
         if snapshot is None:
@@ -44,7 +44,7 @@ def _cells(snapshot: Snapshot) -> Sequence[Text]:
         Text(one_line(snapshot.model)),
         Text(one_line(snapshot.release or "–")[:12]),
         Text(f"{unit}{restarts}", style="green" if snapshot.active == "active" else "red"),
-        Text("–" if snapshot.uptime is None else seconds(snapshot.uptime)),
+        Text("–" if snapshot.uptime is None else age(snapshot.uptime)),
         Text(health, style="green" if snapshot.health == 200 else "red"),
         Text("–" if load is None else f"{load.running}+{load.waiting}"),
         Text("–" if snapshot.rate is None else f"{snapshot.rate:.1f}"),

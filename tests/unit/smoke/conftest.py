@@ -53,6 +53,12 @@ class LocalHost:
 Server = Callable[..., Target]
 
 
+@pytest.fixture
+def local_host() -> type[LocalHost]:
+    """The class, for tests that give it a journal of their own."""
+    return LocalHost
+
+
 @pytest.fixture(scope="session")
 def fake_module() -> ModuleType:
     return _load()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import yaml
-from conftest import LocalHost, Server
+from glm5_deploy.config.models import Target
 from glm5_deploy.hosts.command import Secret
 from glm5_deploy.hosts.host import Host
 from glm5_deploy.report.events import Silent
@@ -29,15 +30,27 @@ JOURNAL = (
 KEY = Secret("s3cret")
 
 
-def smoke(target: Any, host: LocalHost | None = None, **more: Any) -> dict[str, Check]:  # noqa: ANN401
-    host = host or LocalHost(journal=JOURNAL)
-    options = {"api_key": KEY, "request_timeout": 1.0} | more
-    rows = run_smoke(cast(Host, host), target, Silent(), **options)
-    return {row.name: row for row in rows}
+Smoke = Callable[..., dict[str, Check]]
+Server = Callable[..., Target]
+
+
+@pytest.fixture
+def smoke(local_host: type[Any]) -> Smoke:
+    """Runs the test against a target and gives the rows by name."""
+
+    def run(target: Target, **more: Any) -> dict[str, Check]:  # noqa: ANN401
+        host = local_host(
+            journal=more.pop("journal", JOURNAL), sudo_allowed=more.pop("sudo_allowed", True)
+        )
+        options = {"api_key": KEY, "request_timeout": 1.0} | more
+        rows = run_smoke(cast(Host, host), target, Silent(), **options)
+        return {row.name: row for row in rows}
+
+    return run
 
 
 @pytest.mark.parametrize("fault", CASES)
-def test_fault_gives_its_rows(fault: str, serve: Server) -> None:
+def test_fault_gives_its_rows(fault: str, serve: Server, smoke: Smoke) -> None:
     case = CASES[fault]
     target = serve("--api-key", KEY.value, "--fault", fault, smoke=SMOKE | case.get("smoke", {}))
     rows = smoke(target, request_timeout=case.get("timeout", 1.0))
@@ -52,13 +65,13 @@ def test_fault_gives_its_rows(fault: str, serve: Server) -> None:
     assert not any("Traceback" in row.detail or KEY.value in row.detail for row in rows.values())
 
 
-def test_non_deterministic(serve: Server) -> None:
+def test_non_deterministic(serve: Server, smoke: Smoke) -> None:
     target = serve("--fault", "non-deterministic")
     details = {smoke(target, api_key=None)["greedy twice"].status for _ in range(6)}
     assert "failed" in details
 
 
-def test_nobody_listens(serve: Server) -> None:
+def test_nobody_listens(serve: Server, smoke: Smoke) -> None:
     target = serve()
     closed = target.profile.model_copy(
         update={"serve": target.profile.serve.model_copy(update={"port": 9})}
@@ -69,48 +82,48 @@ def test_nobody_listens(serve: Server) -> None:
     assert rows["completion"].detail == "the server is not healthy"
 
 
-def test_without_a_key_its_checks_are_skipped(serve: Server) -> None:
+def test_without_a_key_its_checks_are_skipped(serve: Server, smoke: Smoke) -> None:
     rows = smoke(serve(), api_key=None)
     assert rows["wrong key refused"].status == "skipped"
     assert rows["missing key refused"].detail == "no API key is set"
 
 
-def test_profile_without_expectations_skips_with_a_reason(serve: Server) -> None:
+def test_profile_without_expectations_skips_with_a_reason(serve: Server, smoke: Smoke) -> None:
     rows = smoke(serve(smoke={"chat": False}), api_key=None)
     assert rows["chat"].detail == "the profile says smoke.chat: false"
     assert rows["long prompt"].status == "skipped"
     assert rows["attention backend"].detail.endswith("the log says TRITON_MLA_SPARSE")
 
 
-def test_wrong_backend(serve: Server) -> None:
+def test_wrong_backend(serve: Server, smoke: Smoke) -> None:
     target = serve("--api-key", KEY.value, smoke=SMOKE)
-    host = LocalHost(journal=JOURNAL.replace("TRITON_MLA_SPARSE", "FLASHMLA"))
-    row = smoke(target, host)["attention backend"]
+    journal = JOURNAL.replace("TRITON_MLA_SPARSE", "FLASHMLA")
+    row = smoke(target, journal=journal)["attention backend"]
     assert row.detail == "the log says FLASHMLA, expected TRITON_MLA_SPARSE"
 
 
-def test_unreadable_journal(serve: Server) -> None:
+def test_unreadable_journal(serve: Server, smoke: Smoke) -> None:
     target = serve("--api-key", KEY.value, smoke=SMOKE)
-    row = smoke(target, LocalHost(sudo_allowed=False))["attention backend"]
+    row = smoke(target, journal="", sudo_allowed=False)["attention backend"]
     assert (row.status, row.detail) == ("failed", "the journal could not be read")
 
 
-def test_prompt_longer_than_the_model_takes(serve: Server) -> None:
+def test_prompt_longer_than_the_model_takes(serve: Server, smoke: Smoke) -> None:
     rows = smoke(serve("--max-model-len", "64", smoke=SMOKE), api_key=None)
     assert rows["long prompt"].detail == "106 tokens do not fit into max_model_len 64"
 
 
-def test_deadline_in_the_past(serve: Server) -> None:
+def test_deadline_in_the_past(serve: Server, smoke: Smoke) -> None:
     rows = list(smoke(serve(), deadline=time.monotonic() - 1).values())
     assert rows[0].status == "failed"
     assert {row.status for row in rows[1:]} == {"skipped"}
 
 
-def test_wrong_tokens_name_the_first_difference(serve: Server) -> None:
+def test_wrong_tokens_name_the_first_difference(serve: Server, smoke: Smoke) -> None:
     expect = [{"prompt": "count", "max_tokens": 3, "tokens": [1, 7, 3]}]
     row = smoke(serve(smoke={"expect": expect}), api_key=None)["expected answer 1"]
     assert row.detail == "token 2 differs: [2, 3]…, expected [7, 3]…"
 
 
-def test_wildcard_bind_is_dialled_as_loopback(serve: Server) -> None:
+def test_wildcard_bind_is_dialled_as_loopback(serve: Server, smoke: Smoke) -> None:
     assert smoke(serve(serve_host="0.0.0.0"), api_key=None)["health"].status == "passed"
