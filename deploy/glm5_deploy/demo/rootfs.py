@@ -73,10 +73,7 @@ def require_prerequisites() -> None:
             "throwaway hosts need Linux: they are systemd-nspawn containers",
             "use a Debian or Ubuntu machine, or point an inventory at a host that you have",
         )
-    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
-    missing = sorted(
-        {package for program, package in PROGRAMS.items() if not shutil.which(program, path=path)}
-    )
+    missing = missing_packages()
     problems = [f"not installed: {', '.join(missing)}"] if missing else []
     if os.geteuid() != 0:
         problems.append("not root")
@@ -87,6 +84,14 @@ def require_prerequisites() -> None:
             f"this machine cannot boot throwaway hosts: {'; '.join(problems)}",
             "; then ".join(part for part in (install, rerun) if part),
         )
+
+
+def missing_packages() -> list[str]:
+    """Debian packages that this machine lacks for `Bed`."""
+    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+    return sorted(
+        {package for program, package in PROGRAMS.items() if not shutil.which(program, path=path)}
+    )
 
 
 def suite() -> str:
