@@ -53,7 +53,9 @@ def built_wheel(kernel: Path, cache: Path) -> Path:
             "install glm5-deploy from a wheel, or run it from a checkout",
         )
     seen = cache / f"{hashlib.sha256(str(kernel).encode()).hexdigest()[:12]}.json"
-    stamp = [[name, info.st_size, info.st_mtime_ns] for name, info in _listing(kernel)]
+    stamp: list[list[str | int]] = [
+        [name, info.st_size, info.st_mtime_ns] for name, info in _listing(kernel)
+    ]
     known = _known(seen, stamp)
     if known is not None:
         return known
