@@ -20,7 +20,10 @@ from glm5_deploy.smoke.transport import client_over, local_dial
 from hypothesis import given
 from hypothesis import strategies as st
 
-STREAM = 'data: {"text": "ünï"}\n\n: a comment\n\nevent: x\ndata: first\ndata:second\r\n\r\ndata: [DONE]\n\n'
+STREAM = "\n".join(
+    ['data: {"text": "ünï"}', "", ": a comment", "", "event: x", "data: first", "data:second\r"]
+    + ["\r", "data: [DONE]", "", ""]
+)
 EVENTS = ['{"text": "ünï"}', "first\nsecond", "[DONE]"]
 
 
