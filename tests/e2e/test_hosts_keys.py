@@ -166,6 +166,8 @@ def test_what_was_tried_is_listed(bed: Bed, tmp_path: Path) -> None:
         error = unreachable(host)
     assert f"{key}: not accepted" in error.message
     assert "ssh-copy-id" in (error.hint or "")
+    with opened(bed, identity_file=tmp_path / "gone") as host:
+        assert f"{tmp_path / 'gone'}: does not exist" in unreachable(host).message
 
 
 @pytest.fixture

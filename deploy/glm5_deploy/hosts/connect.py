@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,7 +32,9 @@ def _late(reference: str | None, base: Path) -> Callable[[], Secret] | None:
     if reference is None:
         return None
 
+    @functools.cache
     def resolve() -> Secret:
+        """Once: a reference may run a program, or ask somebody."""
         from glm5_deploy.config.references import resolve_secret
 
         return resolve_secret(reference, base)

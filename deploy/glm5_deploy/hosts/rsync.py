@@ -55,6 +55,11 @@ LASTING = (
         "ssh cannot log in",
         "an encrypted key needs connection.identity_passphrase or an agent",
     ),
+    (
+        "is your shell clean",
+        "the login shell there prints something of its own",
+        "make ~/.bashrc (or what the shell reads) silent for shells that are not interactive",
+    ),
     ("Read-only file system", "the file system is read-only there", None),
     ("unknown option", "rsync is too old", "version 3.1 or newer is needed at both ends"),
 )

@@ -13,6 +13,7 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
+import functools
 import itertools
 import logging
 import socket
@@ -197,7 +198,7 @@ def _connect(
     stream: Stream | None,
     remember: Callable[[Callable[[], None]], None],
 ) -> paramiko.Transport:
-    stream = stream or _dial(route)
+    stream = stream or _dial(route, remember)
     remember(stream.close)
     tune(stream, login.keepalive)
     transport = ServiceRequestingTransport(stream, packetizer_class=_Packets)
@@ -225,11 +226,11 @@ def tune(stream: Stream, keepalive: float) -> None:
         stream.setsockopt(socket.IPPROTO_TCP, user_timeout, milliseconds)
 
 
-def _dial(route: Route) -> socket.socket:
+def _dial(route: Route, remember: Callable[[Callable[[], None]], None]) -> socket.socket:
     if route.proxy_command is not None:
         return _proxy(route.proxy_command)
     try:
-        stream = socket.create_connection((route.address, route.port), route.connect_timeout)
+        stream = _first_answer(route, remember)
     except socket.gaierror as error:
         if error.errno == socket.EAI_AGAIN:
             raise unreachable(route, "the name server does not answer") from error
@@ -252,6 +253,26 @@ def _dial(route: Route) -> socket.socket:
         raise unreachable(route, error.strerror or str(error)) from error
     stream.settimeout(None)
     return stream
+
+
+def _first_answer(route: Route, remember: Callable[[Callable[[], None]], None]) -> socket.socket:
+    """Dial the host's addresses one after the other; another thread can end each attempt."""
+    failure: OSError | None = None
+    for family, kind, protocol, _, address in socket.getaddrinfo(
+        route.address, route.port, type=socket.SOCK_STREAM
+    ):
+        stream = socket.socket(family, kind, protocol)
+        stream.settimeout(route.connect_timeout)
+        # a close alone would not wake the thread that waits for the answer
+        remember(functools.partial(stream.shutdown, socket.SHUT_RDWR))
+        try:
+            stream.connect(address)
+        except OSError as error:
+            stream.close()
+            failure = error
+        else:
+            return stream
+    raise failure or OSError("it has no address")
 
 
 def _proxy(command: str) -> socket.socket:
@@ -446,6 +467,8 @@ def _candidates(
         if blob in held:
             yield f"{path} (agent)", held.pop(blob)
             continue
+        if path == route.own_identity and not path.exists():
+            tried.note(str(path), "does not exist")
         key = _load(path, login, tried)
         if key is None:
             continue
@@ -471,8 +494,9 @@ def _agent_keys(
 
 def _public_blob(path: Path) -> bytes:
     """The public half that lies beside a private key, or nothing."""
+    public = path if path.suffix == ".pub" else path.with_name(f"{path.name}.pub")
     try:
-        words = path.with_name(path.name + ".pub").read_text(errors="replace").split()
+        words = public.read_text(errors="replace").split()
         return base64.b64decode(words[1])
     except (OSError, IndexError, binascii.Error):
         return b""
@@ -480,7 +504,7 @@ def _public_blob(path: Path) -> bytes:
 
 def _load(path: Path, login: Login, tried: _Tried) -> paramiko.PKey | None:
     """The private key in a file; None, and a note, where it cannot be used."""
-    if not path.exists():
+    if path.suffix == ".pub" or not path.exists():
         return None
     try:
         key = _read_key(path, login)

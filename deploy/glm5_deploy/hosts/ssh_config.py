@@ -44,7 +44,8 @@ class Route:
         known_hosts: the user's files; the first is the one named in advice.
         system_known_hosts: the machine's files.
         host_key_name: the name in known_hosts, with its port where that is not 22.
-        known_hosts_set: the inventory names the file, so rsync's ssh must be told.
+        config_file: the inventory's ssh_config, instead of the user's.
+        own_identity: the inventory's key file, which must be there.
     """
 
     alias: str
@@ -61,6 +62,7 @@ class Route:
     system_known_hosts: tuple[Path, ...]
     host_key_name: str
     config_file: Path | None = None
+    own_identity: Path | None = None
 
     @property
     def label(self) -> str:
@@ -216,6 +218,7 @@ def _route(alias: str, connection: Connection, options: Options) -> Route:
         system_known_hosts=split_paths(first("globalknownhostsfile", ""), tokens),
         host_key_name=known_hosts_name(first("hostkeyalias", ""), address, port),
         config_file=connection.ssh_config and connection.ssh_config.expanduser(),
+        own_identity=connection.identity_file and connection.identity_file.expanduser(),
     )
 
 

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import subprocess
 import threading
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 import pytest
+from glm5_deploy.config.models import (
+    Become,
+    Connection,
+    HostSettings,
+    ModelFiles,
+    Profile,
+    Target,
+)
 from glm5_deploy.errors import CommandFailedError, SudoRefusedError, UnreachableError
 from glm5_deploy.hosts.command import Command, command, script
+from glm5_deploy.hosts.connect import open_host
 from glm5_deploy.hosts.facts.fact import Fact, gather, runner, split
 from glm5_deploy.hosts.fake import Expected, FakeHost
 from glm5_deploy.hosts.lines import LONGEST, LineSplitter
 from glm5_deploy.hosts.retry import retrying
+from glm5_deploy.hosts.ssh import SshHost
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -155,17 +168,44 @@ def test_a_command_is_masked_on_one_line() -> None:
     assert len(command("echo", "x" * 500).masked()) == 200
 
 
-def test_opening_a_target_dials_nothing_and_resolves_no_secret(tmp_path: Path) -> None:
-    from glm5_deploy.config.models import (
-        Become,
-        Connection,
-        HostSettings,
-        ModelFiles,
-        Profile,
-        Target,
-    )
-    from glm5_deploy.hosts.connect import open_host
+@pytest.fixture
+def silent_port() -> Iterator[int]:
+    """A port that neither takes nor refuses connections: its queue is full."""
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket())
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for _ in range(8):
+            client = stack.enter_context(socket.socket())
+            client.setblocking(False)
+            client.connect_ex(listener.getsockname())
+        yield listener.getsockname()[1]
 
+
+def test_close_ends_an_attempt_that_waits_for_an_answer(silent_port: int) -> None:
+    errors: list[Exception] = []
+    settings = Connection(
+        address="127.0.0.1", port=silent_port, ssh_config=Path("/dev/null"), connect_timeout=600
+    )
+    host = SshHost("bw1", settings, Become())
+
+    def run() -> None:
+        try:
+            host.run(command("true"))
+        except UnreachableError as error:
+            errors.append(error)
+
+    caller = threading.Thread(target=run, daemon=True)
+    caller.start()
+    caller.join(timeout=1)
+    assert caller.is_alive()
+    host.close()
+    caller.join(timeout=30)
+    assert not caller.is_alive()
+    assert errors
+
+
+def test_opening_a_target_dials_nothing_and_resolves_no_secret(tmp_path: Path) -> None:
     settings = HostSettings(
         connection=Connection(address="10.0.0.1", user="al", ssh_config=Path("/dev/null")),
         become=Become(password="${env:GLM5_NO_SUCH_VARIABLE}"),
