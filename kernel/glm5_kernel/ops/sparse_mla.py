@@ -1,0 +1,675 @@
+"""Sparse MLA attention: each query token attends to the KV slots that were chosen for it.
+
+Split-KV: every program gathers the KV slots of one split of one token's list and works on up to
+16 heads with them; `merge.merge_kernel` joins the splits. A gathered tile serves as K and as V.
+
+The latent dims are worked on in groups of 128, one tensor each. That keeps the gather's addresses
+few (a thread's copies in a row share one), gives independent chains of matrix instructions, and in
+fp8_ds_mla makes a group the unit of a scale: scores and probabilities are scaled, never the KV
+values, which are widened from e4m3 to fp16 exactly, in the registers that feed the tensor cores.
+"""
+# Triton kernels: constexpr arguments are upper case and tensors have no Python type.
+# ruff: noqa: N803, N806, ANN001, ANN202
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, no-any-return"
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_wait
+
+from glm5_kernel.ops.checks import (
+    INTERPRET,
+    check_contiguous,
+    check_device,
+    check_dtype,
+    check_shape,
+    require,
+)
+from glm5_kernel.ops.configs import Config, Kv, Plan, architecture, plan
+from glm5_kernel.ops.layouts import GROUP, Fp8Layout
+from glm5_kernel.ops.merge import check_result, launch_merge
+from glm5_kernel.ops.portable import IN_INTERPRETER, LN2, LOG2E, dot, narrow
+
+# Two words of four e4m3 values each, of neighbouring KV slots (or neighbouring words of a slot).
+# Byte j of both becomes one register of two fp16: what a matrix instruction's operand holds.
+WIDEN_NATIVE = tl.constexpr("""
+{
+  .reg .b32 low, high;
+  .reg .b16 b0, b1, b2, b3;
+  prmt.b32 low, $4, $5, 0x5140;
+  prmt.b32 high, $4, $5, 0x7362;
+  mov.b32 {b0, b1}, low;
+  mov.b32 {b2, b3}, high;
+  cvt.rn.f16x2.e4m3x2 $0, b0;
+  cvt.rn.f16x2.e4m3x2 $1, b1;
+  cvt.rn.f16x2.e4m3x2 $2, b2;
+  cvt.rn.f16x2.e4m3x2 $3, b3;
+}
+""")
+
+
+def _widen_by_bits() -> str:
+    """The same for capability 8.0 and 8.6, which have no such conversion.
+
+    With its exponent and mantissa moved one bit down from the high byte, an e4m3 value reads as an
+    fp16 that is 2^8 times too small (the biases are 7 and 15), subnormals included.
+    """
+    steps = [
+        f"""
+  prmt.b32 byte, $4, $5, {0x0004 | j << 4 | (4 + j) << 12:#06x};
+  and.b32 byte, byte, 0xff00ff00;
+  shr.u32 rest, byte, 1;
+  and.b32 rest, rest, 0x3f803f80;
+  lop3.b32 rest, byte, 0x80008000, rest, 0xea;
+  mul.f16x2 ${j}, rest, factor;"""
+        for j in range(4)
+    ]
+    body = "".join(steps)
+    return f"{{\n  .reg .b32 byte, rest, factor;\n  mov.b32 factor, 0x5c005c00;{body}\n}}"
+
+
+WIDEN_BY_BITS = tl.constexpr(_widen_by_bits())
+
+
+@triton.jit
+def _e4m3_byte(b_word, J: tl.constexpr):
+    b_byte = ((b_word >> (8 * J)) & 0xFF).to(tl.uint8)
+    return b_byte.to(tl.float8e4nv, bitcast=True).to(tl.float16)
+
+
+@triton.jit
+def _widen(b_word, NATIVE: tl.constexpr):
+    """int32 words of four e4m3 values -> four fp16 tensors of the same shape, byte 0 first."""
+    if IN_INTERPRETER:
+        return (
+            _e4m3_byte(b_word, 0),
+            _e4m3_byte(b_word, 1),
+            _e4m3_byte(b_word, 2),
+            _e4m3_byte(b_word, 3),
+        )
+    code: tl.constexpr = WIDEN_NATIVE if NATIVE else WIDEN_BY_BITS
+    dtypes: tl.constexpr = (tl.float16, tl.float16, tl.float16, tl.float16)
+    return tl.inline_asm_elementwise(code, "=r,=r,=r,=r,r,r", [b_word], dtypes, True, 2)
+
+
+@triton.jit
+def _by_byte(b_q):
+    """[HB, 128] -> four [HB, 32], the columns that lie in byte 0, 1, 2, 3 of a word."""
+    b_02, b_13 = tl.split(b_q.reshape(b_q.shape[0], b_q.shape[1] // 4, 2, 2))
+    b_0, b_2 = tl.split(b_02)
+    b_1, b_3 = tl.split(b_13)
+    return b_0, b_1, b_2, b_3
+
+
+@triton.jit
+def _from_bytes(b_0, b_1, b_2, b_3):
+    """The inverse of `_by_byte`."""
+    b_all = tl.join(tl.join(b_0, b_2), tl.join(b_1, b_3))
+    return b_all.reshape(b_0.shape[0], b_0.shape[1] * 4)
+
+
+@triton.jit
+def _chosen(p_index, start, end, o_n):
+    return tl.load(p_index + start + o_n, mask=start + o_n < end, other=-1)
+
+
+@triton.jit
+def _page(p_table, b_position, n_pages, BLOCK: tl.constexpr):
+    """Physical block (−1: none) and offset in it of request-local positions."""
+    b_page = b_position // BLOCK
+    # As unsigned numbers, negative positions are out of range too.
+    ok = (b_position >= 0) & (b_page.to(tl.uint32) < n_pages.to(tl.uint32))
+    return tl.load(p_table + b_page, mask=ok, other=-1), b_position % BLOCK
+
+
+@triton.jit
+def _power_of_two(b_amax):
+    """2^e and 2^-e with amax * 2^-e in [1, 2), for normal amax; clamped elsewhere."""
+    e = tl.minimum(tl.maximum(b_amax.to(tl.int32, bitcast=True) >> 23, 1), 253)
+    return (e << 23).to(tl.float32, bitcast=True), ((254 - e) << 23).to(tl.float32, bitcast=True)
+
+
+INTEGERS = [
+    "n_kv",
+    "n_requests",
+    "n_pages",
+    "topk",
+    "n_heads",
+    "s_q_token",
+    "s_q_head",
+    "s_qr_token",
+    "s_qr_head",
+    "s_block",
+    "s_slot",
+    "s_index",
+    "s_table",
+]
+
+
+# No integer is specialised: a new batch, pool or table size must not compile anything.
+@triton.jit(do_not_specialize=INTEGERS)
+def split_kernel(
+    p_q,
+    p_q_rope,
+    p_kv,
+    p_index,
+    p_length,
+    p_table,
+    p_request,
+    p_out,
+    p_lse,
+    sm_scale_log2,
+    n_kv,
+    n_requests,
+    n_pages,
+    topk,
+    n_heads,
+    s_q_token,
+    s_q_head,
+    s_qr_token,
+    s_qr_head,
+    s_block,
+    s_slot,
+    s_index,
+    s_table,
+    D: tl.constexpr,
+    R: tl.constexpr,
+    HB: tl.constexpr,
+    BN: tl.constexpr,
+    BLOCK: tl.constexpr,
+    FLAT: tl.constexpr,
+    FP8: tl.constexpr,
+    NATIVE: tl.constexpr,
+    USE_TABLE: tl.constexpr,
+    USE_LENGTH: tl.constexpr,
+    Q_ALIGN: tl.constexpr,
+    KV_ALIGN: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    G: tl.constexpr = D // 128  # groups
+    NB: tl.constexpr = 4 if FP8 else 1  # tensors a group is held in, one per byte of a word
+    C: tl.constexpr = 128 // NB
+    n_head_tiles = tl.cdiv(n_heads, HB)
+    i_t = (tl.program_id(0) // n_head_tiles).to(tl.int64)
+    i_h = tl.program_id(0) % n_head_tiles
+    i_s = tl.program_id(1)
+    n_splits = tl.num_programs(1)
+    o_h = i_h * HB + tl.arange(0, HB)
+    o_n = tl.arange(0, BN)
+    o_c = tl.arange(0, C)
+    o_g = tl.arange(0, 128)
+    m_h = o_h < n_heads
+    if PDL:
+        gdc_wait()
+
+    # The KV slots of this split: [start, end) of the token's list.
+    length = topk
+    if USE_LENGTH:
+        length = tl.minimum(tl.maximum(tl.load(p_length + i_t), 0), topk)
+    per_split = tl.cdiv(tl.cdiv(length, BN), n_splits) * BN
+    start = i_s * per_split
+    end = tl.minimum(start + per_split, length)
+    p_row = p_index + i_t * s_index
+    # What the next tile gathers is loaded one tile ahead and used raw, else its latency shows.
+    b_next = _chosen(p_row, start, end, o_n)
+    b_rest = b_next
+    b_after = b_next
+    if USE_TABLE:
+        request = tl.load(p_request + i_t)
+        known = (request >= 0) & (request < n_requests)
+        p_pages = p_table + tl.where(known, request, 0).to(tl.int64) * s_table
+        n_pages = tl.where(known, n_pages, 0)
+        b_after = _chosen(p_row, start + BN, end, o_n)
+        b_next, b_rest = _page(p_pages, b_next, n_pages, BLOCK)
+
+    # Queries: per group [HB, 128], and [HB, R].
+    p_qt = p_q + tl.multiple_of(i_t * s_q_token + o_h.to(tl.int64) * s_q_head, Q_ALIGN)
+    b_q = ()
+    for g in tl.static_range(G):
+        p_qg = p_qt[:, None] + g * 128 + o_g[None, :]
+        b_q = b_q + (tl.load(p_qg, mask=m_h[:, None], other=0.0),)
+    if R:
+        o_r = tl.arange(0, R)
+        p_rt = p_q_rope + tl.multiple_of(i_t * s_qr_token + o_h.to(tl.int64) * s_qr_head, Q_ALIGN)
+        b_qr = tl.load(p_rt[:, None] + o_r[None, :], mask=m_h[:, None], other=0.0)
+    # e4m3 is exact in fp16 and widened to it, so the queries are fp16 too. A bf16 query is exact
+    # there within 2^-14 of its head's largest, once a power of two has brought that near one.
+    SCALE_Q: tl.constexpr = FP8 and p_q.dtype.element_ty == tl.bfloat16
+    if FP8:
+        b_up = tl.zeros([HB], tl.float32)
+        b_down = tl.full([HB], 1.0, tl.float32)
+        if SCALE_Q:
+            b_large = tl.abs(b_q[0])
+            for g in tl.static_range(1, G):
+                b_large = tl.maximum(b_large, tl.abs(b_q[g]))
+            b_up, b_down = _power_of_two(tl.max(b_large.to(tl.float32), 1))
+        b_bytes = ()
+        for g in tl.static_range(G):
+            b_bytes = b_bytes + _by_byte((b_q[g].to(tl.float32) * b_down[:, None]).to(tl.float16))
+        b_q = b_bytes
+
+    b_max = tl.full([HB], float("-inf"), tl.float32)
+    # Summed over its columns once, at the end: a sum across warps less in every tile.
+    b_sum = tl.zeros([HB, BN], tl.float32)
+    b_acc = ()
+    for _ in tl.static_range(G * NB):
+        b_acc = b_acc + (tl.zeros([HB, C], tl.float32),)
+
+    for n in range(start, end, BN):
+        # Where the slots lie, in elements: [BN].
+        if USE_TABLE:
+            b_block = b_next
+            b_in_block = b_rest
+            b_next, b_rest = _page(p_pages, b_after, n_pages, BLOCK)
+            b_after = _chosen(p_row, n + 2 * BN, end, o_n)
+        else:
+            b_block = b_next // BLOCK
+            b_in_block = b_next % BLOCK
+            b_slot = b_next
+            b_next = _chosen(p_row, n + BN, end, o_n)
+        if FLAT:
+            ok = b_slot.to(tl.uint32, bitcast=True) < n_kv.to(tl.uint32)
+            b_off = b_slot.to(tl.int64) * s_slot
+        else:
+            if USE_TABLE:
+                ok = b_block.to(tl.uint32, bitcast=True) < n_kv.to(tl.uint32)
+            else:
+                ok = (b_slot >= 0) & (b_block < n_kv)
+            b_off = b_block.to(tl.int64) * s_block + b_in_block.to(tl.int64) * s_slot
+        p_slot = p_kv + tl.multiple_of(b_off, KV_ALIGN)
+
+        # KV: per group [BN, 128] (fp8: four of [BN, 32] and a scale), and [BN, R].
+        b_k = ()
+        b_scale = ()
+        for g in tl.static_range(G):
+            if FP8:
+                p_word = p_slot[:, None].to(tl.pointer_type(tl.int32)) + g * C + o_c[None, :]
+                b_k = b_k + _widen(tl.load(p_word, mask=ok[:, None], other=0), NATIVE)
+                p_scale = (p_slot + D).to(tl.pointer_type(tl.float32)) + g
+                b_scale = b_scale + (tl.load(p_scale, mask=ok, other=0.0),)
+            else:
+                p_k = p_slot[:, None] + g * 128 + o_c[None, :]
+                b_k = b_k + (tl.load(p_k, mask=ok[:, None], other=0.0),)
+
+        # Scores, base 2: [HB, BN]. The groups are independent chains of matrix instructions.
+        b_s = tl.zeros([HB, BN], tl.float32)
+        for g in tl.static_range(G):
+            b_part = tl.zeros([HB, BN], tl.float32)
+            for j in tl.static_range(g * NB, g * NB + NB):
+                b_part = dot(b_q[j], tl.trans(b_k[j]), b_part)
+            if FP8:
+                b_part = b_part * b_scale[g][None, :]
+            b_s += b_part
+        if SCALE_Q:
+            b_s = b_s * b_up[:, None]
+        if R:
+            if FP8:
+                p_kr = (p_slot + D + D // 32).to(tl.pointer_type(tl.bfloat16))
+            else:
+                p_kr = p_slot + D
+            b_kr = tl.load(p_kr[:, None] + o_r[None, :], mask=ok[:, None], other=0.0)
+            b_part = tl.zeros([HB, BN], tl.float32)
+            b_s += dot(b_qr, tl.trans(b_kr.to(b_qr.dtype)), b_part)
+        b_s = tl.where(ok[None, :], b_s * sm_scale_log2, float("-inf"))
+
+        # Online softmax. In fp8 the maximum is that of probability times scale, so that what is
+        # rounded to fp16 below lies in [0, 1] whatever the scales are.
+        b_top = b_s
+        if FP8:
+            b_largest = tl.abs(b_scale[0])
+            for g in tl.static_range(1, G):
+                b_largest = tl.maximum(b_largest, tl.abs(b_scale[g]))
+            b_top = b_s + tl.log2(tl.maximum(b_largest, 1e-18))[None, :]
+        b_max_new = tl.maximum(b_max, tl.max(b_top, 1))
+        b_base = tl.where(b_max_new == float("-inf"), 0.0, b_max_new)
+        b_p = tl.exp2(b_s - b_base[:, None])
+        b_decay = tl.exp2(b_max - b_base)
+        b_sum = b_sum * b_decay[:, None] + b_p
+        b_max = b_max_new
+
+        b_acc_new = ()
+        for g in tl.static_range(G):
+            b_pg = b_p
+            if FP8:
+                b_pg = b_p * b_scale[g][None, :]
+            b_pg = narrow(b_pg, b_k[0].dtype)
+            for j in tl.static_range(g * NB, g * NB + NB):
+                b_acc_new = b_acc_new + (dot(b_pg, b_k[j], b_acc[j] * b_decay[:, None]),)
+        b_acc = b_acc_new
+
+    # A split without a token gives zeros and -inf, also where the queries are not finite.
+    empty = b_max == float("-inf")
+    b_total = tl.sum(b_sum, 1)
+    b_share = tl.where(empty, 0.0, 1.0 / b_total)[:, None]
+    o_row = (i_t * n_heads + o_h) * n_splits + i_s
+    for g in tl.static_range(G):
+        # Narrowed before the bytes are joined, while it lies as the matrix instructions left it.
+        b_o = ()
+        for j in tl.static_range(g * NB, g * NB + NB):
+            b_og = tl.where(empty[:, None], 0.0, b_acc[j] * b_share)
+            b_o = b_o + (narrow(b_og, p_out.dtype.element_ty),)
+        b_row = _from_bytes(b_o[0], b_o[1], b_o[2], b_o[3]) if FP8 else b_o[0]
+        p_o = p_out + o_row[:, None] * D + g * 128 + o_g[None, :]
+        tl.store(p_o, b_row, mask=m_h[:, None])
+    b_lse = tl.where(empty, float("-inf"), b_max * LN2 + tl.log(b_total))
+    tl.store(p_lse + o_row, b_lse, mask=m_h)
+
+
+def sparse_mla(
+    q: Tensor | tuple[Tensor, Tensor],
+    kv_cache: Tensor,
+    indices: Tensor,
+    sm_scale: float,
+    *,
+    latent_dim: int = 512,
+    rope_dim: int = 64,
+    lengths: Tensor | None = None,
+    block_table: Tensor | None = None,
+    request_ids: Tensor | None = None,
+    out: Tensor | None = None,
+    lse: Tensor | None = None,
+    workspace: Tensor | None = None,
+    deterministic: bool = False,
+    force_plan: Plan | None = None,
+) -> tuple[Tensor, Tensor]:
+    """MLA attention of each query token over the KV slots chosen for it.
+
+    Args:
+        q: [T, H, latent_dim + rope_dim] bf16 or fp16, or the pair ([T, H, latent_dim],
+            [T, H, rope_dim]). H is 1 to 128; the last dim is contiguous.
+        kv_cache: [blocks, block size, latent_dim + rope_dim] in q's dtype, or fp8_ds_mla:
+            [blocks, block size, row bytes] uint8 (`layouts.Fp8Layout`). Blocks may be any distance
+            apart, and there may be more than 2^31 elements.
+        indices: [T, K] int32, K ≥ 1. Physical slots (block × block size + offset), or, with
+            `block_table`, positions within the token's request. Anything out of range, −1 first of
+            all, is no token.
+        sm_scale: factor of the scores, before the softmax.
+        latent_dim: a multiple of 128, at most 512.
+        rope_dim: 0, or a power of two from 16 to 128.
+        lengths: [T] int32: only that many leading indices of a row count.
+        block_table: [requests, pages] int32: physical block of each page of a request.
+        request_ids: [T] int32: the request of each token; goes with `block_table`.
+        out: result [T, H, latent_dim] in q's dtype, contiguous.
+        lse: result [T, H] float32, contiguous.
+        workspace: 1-D uint8 of at least `workspace_bytes`, 16-byte aligned; its content is
+            overwritten and may be shared by calls on one stream.
+        deterministic: bit-equal results for a row whatever the rest of the batch is.
+        force_plan: use this configuration and number of splits; for measurements.
+
+    Returns:
+        out, and lse: the natural log of the sum of exp(score). A row without tokens has zeros
+        and −inf.
+
+    Raises:
+        ValueError: an argument has a shape, dtype, device or layout that is not allowed.
+    """
+    q_latent, q_rope = _queries(q, latent_dim, rope_dim)
+    tokens, heads, _ = q_latent.shape
+    _check_kv(kv_cache, q_latent, latent_dim, rope_dim)
+    _check_indices(indices, tokens, q_latent.device, lengths, block_table, request_ids)
+    out = q_latent.new_empty(tokens, heads, latent_dim) if out is None else out
+    lse = q_latent.new_empty(tokens, heads, dtype=torch.float32) if lse is None else lse
+    check_result("out", out, (tokens, heads, latent_dim), q_latent.dtype, q_latent.device)
+    check_result("lse", lse, (tokens, heads), torch.float32, q_latent.device)
+    if tokens == 0:
+        return out, lse
+    device = q_latent.device
+    chosen = force_plan or _plan(
+        device, kv_cache, tokens, heads, indices.shape[1], deterministic
+    )
+    pdl = supports_pdl(device)
+    parts, part_lses = out, lse
+    if chosen.splits > 1:
+        parts, part_lses = _scratch(workspace, q_latent, latent_dim, chosen.splits)
+    _launch_split(
+        q_latent, q_rope, kv_cache, indices, sm_scale, lengths, block_table, request_ids,
+        parts, part_lses, chosen, latent_dim, rope_dim, pdl,
+    )  # fmt: skip
+    if chosen.splits > 1:
+        n = chosen.splits
+        launch_merge(
+            parts, part_lses, out, lse, n_parts=n, strides=(n * latent_dim, latent_dim, n, 1),
+            pdl=pdl,
+        )  # fmt: skip
+    return out, lse
+
+
+def workspace_bytes(
+    max_tokens: int,
+    heads: int,
+    topk: int,
+    *,
+    fp8: bool,
+    latent_dim: int = 512,
+    device: torch.device | str = "cuda",
+) -> int:
+    """Bytes of `workspace` that any call of up to `max_tokens` tokens needs on `device`."""
+    arch, processors = _device(torch.device(device))
+    kv: Kv = "fp8" if fp8 else "16bit"
+    plans = [
+        (t, plan(arch, kv, t, heads, topk, processors, deterministic))
+        for t in range(1, max_tokens + 1)
+        for deterministic in (False, True)
+    ]
+    return max((_partial_bytes(t, heads, p.splits, latent_dim) for t, p in plans), default=0)
+
+
+def supports_pdl(device: torch.device) -> bool:
+    """Whether a kernel may start while its predecessor still runs (capability 9.0 and newer)."""
+    return not INTERPRET and torch.cuda.get_device_capability(device)[0] >= 9
+
+
+def signature(q_dtype: str, kv_dtype: str) -> dict[str, str]:
+    """Triton types of `split_kernel`'s arguments for compiling it ahead of time."""
+    pointers = {
+        "p_q": f"*{q_dtype}",
+        "p_q_rope": f"*{q_dtype}",
+        "p_kv": f"*{kv_dtype}",
+        "p_out": f"*{q_dtype}",
+        "p_lse": "*fp32",
+    }
+    integers = dict.fromkeys(("p_index", "p_length", "p_table", "p_request"), "*i32")
+    scalars = {"sm_scale_log2": "fp32"} | dict.fromkeys(INTEGERS, "i32")
+    return pointers | integers | scalars
+
+
+def _queries(
+    q: Tensor | tuple[Tensor, Tensor], latent_dim: int, rope_dim: int
+) -> tuple[Tensor, Tensor]:
+    require(
+        0 < latent_dim <= 512 and latent_dim % GROUP == 0,
+        "latent_dim", str(latent_dim), "128, 256, 384 or 512",
+    )  # fmt: skip
+    require(rope_dim in (0, 16, 32, 64, 128), "rope_dim", str(rope_dim), "0, 16, 32, 64 or 128")
+    if isinstance(q, Tensor):
+        require(q.ndim == 3, "q", f"{q.ndim} dims", "3: [T, H, dims]")
+        check_shape("q", q, (*q.shape[:2], latent_dim + rope_dim))
+        latent, rope = q[..., :latent_dim], q[..., latent_dim:]
+    else:
+        latent, rope = q
+        require(latent.ndim == 3, "q", f"{latent.ndim} dims", "3: [T, H, dims]")
+        check_shape("q (latent)", latent, (*latent.shape[:2], latent_dim))
+        check_shape("q (rope)", rope, (*latent.shape[:2], rope_dim))
+    require(1 <= latent.shape[1] <= 128, "q", f"{latent.shape[1]} heads", "1 to 128 heads")
+    for name, part in (("q", latent), ("q (rope)", rope)):
+        check_device(name, part)
+        check_dtype(name, part, (torch.bfloat16, torch.float16))
+        require(part.dtype == latent.dtype, name, str(part.dtype), str(latent.dtype))
+        require(part.stride(-1) == 1 or part.shape[-1] == 0, name, f"strides {part.stride()}",
+                "a contiguous last dim")  # fmt: skip
+        require(part.device == latent.device, name, str(part.device), str(latent.device))
+    return latent, rope
+
+
+def _check_kv(kv_cache: Tensor, q: Tensor, latent_dim: int, rope_dim: int) -> None:
+    name = "kv_cache"
+    require(kv_cache.ndim == 3, name, f"{kv_cache.ndim} dims", "3: [blocks, block size, row]")
+    require(kv_cache.device == q.device, name, str(kv_cache.device), str(q.device))
+    check_dtype(name, kv_cache, (q.dtype, torch.uint8))
+    require(kv_cache.stride(2) == 1, name, f"strides {kv_cache.stride()}", "a contiguous row")
+    row = kv_cache.shape[2]
+    if kv_cache.dtype == torch.uint8:
+        least = Fp8Layout(latent_dim, rope_dim).row_bytes
+        require(row >= least, name, f"rows of {row} bytes", f"at least {least}")
+        steps = (kv_cache.data_ptr(), *kv_cache.stride()[:2])
+        require(all(s % 4 == 0 for s in steps), name, f"strides {kv_cache.stride()}",
+                "rows at multiples of 4 bytes")  # fmt: skip
+    else:
+        dims = latent_dim + rope_dim
+        require(row == dims, name, f"rows of {row}", f"{dims} (latent_dim + rope_dim)")
+
+
+def _check_indices(
+    indices: Tensor,
+    tokens: int,
+    device: torch.device,
+    lengths: Tensor | None,
+    block_table: Tensor | None,
+    request_ids: Tensor | None,
+) -> None:
+    require(indices.ndim == 2, "indices", f"{indices.ndim} dims", "2: [T, K]")
+    require(indices.shape[1] >= 1, "indices", "no column", "at least one")
+    check_shape("indices", indices, (tokens, indices.shape[1]))
+    require(indices.stride(1) == 1, "indices", f"strides {indices.stride()}", "contiguous rows")
+    together = (block_table is None) == (request_ids is None)
+    require(together, "request_ids", "one of the two", "block_table and request_ids together")
+    if block_table is not None and request_ids is not None:
+        require(block_table.ndim == 2, "block_table", f"{block_table.ndim} dims", "2")
+        require(block_table.stride(1) == 1, "block_table", f"strides {block_table.stride()}",
+                "contiguous rows")  # fmt: skip
+        check_shape("request_ids", request_ids, (tokens,))
+        check_contiguous("request_ids", request_ids)
+    if lengths is not None:
+        check_shape("lengths", lengths, (tokens,))
+        check_contiguous("lengths", lengths)
+    named = {"indices": indices, "lengths": lengths, "block_table": block_table,
+             "request_ids": request_ids}  # fmt: skip
+    for name, value in named.items():
+        if value is not None:
+            check_dtype(name, value, (torch.int32,))
+            require(value.device == device, name, str(value.device), str(device))
+
+
+@functools.lru_cache(maxsize=64)
+def _device(device: torch.device) -> tuple[str, int]:
+    if INTERPRET:
+        return "sm120", 4
+    properties = torch.cuda.get_device_properties(device)
+    return architecture((properties.major, properties.minor)), properties.multi_processor_count
+
+
+def _plan(
+    device: torch.device, kv_cache: Tensor, tokens: int, heads: int, topk: int, deterministic: bool
+) -> Plan:
+    arch, processors = _device(device)
+    kv: Kv = "fp8" if kv_cache.dtype == torch.uint8 else "16bit"
+    return plan(arch, kv, tokens, heads, topk, processors, deterministic)
+
+
+def _partial_bytes(tokens: int, heads: int, splits: int, latent_dim: int) -> int:
+    """A 16-bit output and a float32 lse per token, head and split; nothing for one split."""
+    return tokens * heads * splits * (2 * latent_dim + 4) if splits > 1 else 0
+
+
+def _scratch(
+    workspace: Tensor | None, q: Tensor, latent_dim: int, splits: int
+) -> tuple[Tensor, Tensor]:
+    """Partial outputs [T, H, splits, latent_dim] in q's dtype and lses [T, H, splits] float32."""
+    tokens, heads, _ = q.shape
+    needed = _partial_bytes(tokens, heads, splits, latent_dim)
+    if workspace is None:
+        workspace = torch.empty(needed, dtype=torch.uint8, device=q.device)
+    check_dtype("workspace", workspace, (torch.uint8,))
+    check_contiguous("workspace", workspace)
+    require(workspace.device == q.device, "workspace", str(workspace.device), str(q.device))
+    require(workspace.numel() >= needed, "workspace", f"{workspace.numel()} bytes",
+            f"at least {needed}")  # fmt: skip
+    require(workspace.data_ptr() % 16 == 0, "workspace", "an unaligned address", "16-byte aligned")
+    size = tokens * heads * splits
+    parts = workspace[: 2 * size * latent_dim].view(q.dtype)
+    lses = workspace[2 * size * latent_dim : needed].view(torch.float32)
+    return parts, lses
+
+
+def _alignment(tensor: Tensor) -> int:
+    """Elements that every row's distance from the tensor's start is a multiple of, at most 16 B."""
+    bytes_ = math.gcd(16, tensor.data_ptr(), *(s * tensor.element_size() for s in tensor.stride()[:-1]))
+    return max(1, bytes_ // tensor.element_size())
+
+
+def _launch_split(
+    q_latent: Tensor,
+    q_rope: Tensor,
+    kv_cache: Tensor,
+    indices: Tensor,
+    sm_scale: float,
+    lengths: Tensor | None,
+    block_table: Tensor | None,
+    request_ids: Tensor | None,
+    parts: Tensor,
+    part_lses: Tensor,
+    chosen: Plan,
+    latent_dim: int,
+    rope_dim: int,
+    pdl: bool,
+) -> None:
+    tokens, heads, _ = q_latent.shape
+    blocks, block_size, _ = kv_cache.shape
+    config = chosen.config
+    local = block_table is not None
+    flat = not local and kv_cache.stride(0) == block_size * kv_cache.stride(1)
+    table = indices if block_table is None else block_table
+    extra: dict[str, Any] = {"launch_pdl": True} if pdl else {}
+    split_kernel[(tokens * math.ceil(heads / config.heads), chosen.splits)](
+        q_latent,
+        q_rope,
+        kv_cache,
+        indices,
+        indices if lengths is None else lengths,
+        table,
+        indices if request_ids is None else request_ids,
+        parts,
+        part_lses,
+        sm_scale * LOG2E.value,
+        min(blocks * block_size, 2**31 - 1) if flat else blocks,
+        table.shape[0],
+        table.shape[1],
+        indices.shape[1],
+        heads,
+        *q_latent.stride()[:2],
+        *q_rope.stride()[:2],
+        *kv_cache.stride()[:2],
+        indices.stride(0),
+        table.stride(0),
+        D=latent_dim,
+        R=rope_dim,
+        HB=config.heads,
+        BN=config.tile,
+        BLOCK=block_size,
+        FLAT=flat,
+        FP8=kv_cache.dtype == torch.uint8,
+        NATIVE=_has_fp8_conversion(q_latent.device),
+        USE_TABLE=local,
+        USE_LENGTH=lengths is not None,
+        Q_ALIGN=min(_alignment(q_latent), _alignment(q_rope) if rope_dim else 16),
+        KV_ALIGN=_alignment(kv_cache),
+        PDL=pdl,
+        num_warps=config.warps,
+        num_stages=config.stages,
+        **extra,
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _has_fp8_conversion(device: torch.device) -> bool:
+    return INTERPRET or torch.cuda.get_device_capability(device) >= (8, 9)
+
+
+__all__ = ["Config", "Plan", "sparse_mla", "split_kernel", "supports_pdl", "workspace_bytes"]
