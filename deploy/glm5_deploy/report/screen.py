@@ -131,7 +131,8 @@ class Screen:
 
     def note(self, host: str, text: str) -> None:
         with self._lock:
-            self._print(host, self._row(host).stage, one_line(text), "yellow", mark="!")
+            stage = self._row(host).stage if host else ""
+            self._print(host, stage, one_line(text), "yellow", mark="!")
 
     def check(self, host: str, check: Check) -> None:
         mark, style = _MARKS[check.status]
@@ -181,8 +182,7 @@ class Screen:
         from rich.table import Table
         from rich.text import Text
 
-        self._row(host)
-        width = max(len(one_line(name)) for name in self._rows)
+        width = max((len(one_line(name)) for name in (*self._rows, host)), default=0)
         head = Text(f"{one_line(host):<{width}}", style=colour(host))
         head.append(f"  {stage:<9} ", style="dim")
         head.append(mark, style=style)

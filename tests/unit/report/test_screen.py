@@ -114,6 +114,13 @@ def test_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\x1b[3" not in stream.getvalue()
 
 
+def test_a_note_about_the_whole_run_makes_no_row() -> None:
+    screen, stream, _ = plain()
+    screen.note("", "interrupted: cleaning up")
+    assert stream.getvalue() == "               ! interrupted: cleaning up\n"
+    assert list(screen._rows) == ["bw1", "b2"]
+
+
 def test_many_hosts_on_a_low_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     screen = Screen([f"h{i}" for i in range(50)], stream=Terminal(), live=True)

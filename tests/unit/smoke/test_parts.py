@@ -20,10 +20,11 @@ from glm5_deploy.smoke.transport import client_over, local_dial
 from hypothesis import given
 from hypothesis import strategies as st
 
-STREAM = "\n".join(
-    ['data: {"text": "ünï"}', "", ": a comment", "", "event: x", "data: first", "data:second\r"]
-    + ["\r", "data: [DONE]", "", ""]
-)
+LINES = (
+    'data: {"text": "ünï"}', "", ": a comment", "", "event: x", "data: first", "data:second\r",
+    "\r", "data: [DONE]", "", "",
+)  # fmt: skip
+STREAM = "\n".join(LINES)
 EVENTS = ['{"text": "ünï"}', "first\nsecond", "[DONE]"]
 
 
