@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
@@ -55,6 +55,10 @@ class Api:
     model: str
     deadline: float
     request_timeout: float = 60.0
+
+    def patient(self) -> Api:
+        """The same with three times the limit: for first requests, which compile, and long ones."""
+        return replace(self, request_timeout=3 * self.request_timeout)
 
     def remaining(self) -> float:
         """Seconds that the next request may take; never below a tenth."""

@@ -17,11 +17,13 @@ _FILLER = "The quick brown fox jumps over the lazy dog. "
 
 def health(context: Context) -> str:
     """``/health`` answers 200."""
-    status = context.api.status("/health")
+    hint = f"glm5-deploy logs --host {context.host.name} --explain"
+    try:
+        status = context.api.status("/health")
+    except AnswerError as error:
+        raise CheckFailed(str(error), hint) from error
     if status != 200:
-        raise CheckFailed(
-            f"/health answers {status}", f"look at: glm5-deploy logs --host {context.host.name}"
-        )
+        raise CheckFailed(f"/health answers {status}", hint)
     return "200"
 
 
@@ -37,7 +39,7 @@ def model_list(context: Context) -> str:
 
 def completion(context: Context) -> str:
     """A completion holds text."""
-    answer = context.api.complete(PROMPT, context.profile.smoke.max_tokens)
+    answer = context.api.patient().complete(PROMPT, context.profile.smoke.max_tokens)
     return _some_text(choice(answer).get("text"))
 
 
@@ -147,7 +149,7 @@ def long_prompt(context: Context) -> str:
         raise CheckSkipped("the profile names no smoke.prompt_tokens")
     ids = _token_ids(context, wanted)
     prompt: str | list[int] = _FILLER * (wanted // 10 + 1) if ids is None else ids
-    answer = context.api.complete(prompt, limit)
+    answer = context.api.patient().complete(prompt, limit)
     _some_text(choice(answer).get("text"))
     counted = usage(answer, "prompt_tokens")
     if ids is None:
@@ -230,6 +232,11 @@ def attention(context: Context) -> str:
     if found is None:
         raise CheckFailed(
             "the journal could not be read", "allow sudo, or add the user to systemd-journal"
+        )
+    if not found.attention:
+        raise CheckFailed(
+            f"the log names no attention backend, expected {expected}",
+            "where the journal was rotated since the start, `glm5-deploy restart` writes it anew",
         )
     if not backend.matches(expected, found):
         raise CheckFailed(f"the log says {found.describe()}, expected {expected}")

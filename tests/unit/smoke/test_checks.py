@@ -102,6 +102,12 @@ def test_wrong_backend(serve: Server, smoke: Smoke) -> None:
     assert row.detail == "the log says FLASHMLA, expected TRITON_MLA_SPARSE"
 
 
+def test_a_log_without_the_line(serve: Server, smoke: Smoke) -> None:
+    target = serve("--api-key", KEY.value, smoke=SMOKE)
+    row = smoke(target, journal="INFO something else\n")["attention backend"]
+    assert row.detail == "the log names no attention backend, expected TRITON_MLA_SPARSE"
+
+
 def test_unreadable_journal(serve: Server, smoke: Smoke) -> None:
     target = serve("--api-key", KEY.value, smoke=SMOKE)
     row = smoke(target, journal="", sudo_allowed=False)["attention backend"]
