@@ -26,6 +26,9 @@ def _own_folder(path: PurePosixPath) -> PurePosixPath:
     # `down --purge` removes it, and it gets our owner: a folder of the system would be a disaster.
     if len(path.parts) < 2 or (len(path.parts) == 2 and path.name in _SYSTEM_FOLDERS):
         raise ValueError(f"must be a folder of our own such as /opt/glm5, found {str(path)!r}")
+    # systemd takes no quotes or backslashes in a program's path, and expands globs in others.
+    if set(str(path)) & set("\"'\\*?[]"):
+        raise ValueError(f"must hold no quotes, backslashes or wildcards, found {str(path)!r}")
     return path
 
 

@@ -13,7 +13,8 @@ echo "PROGRESS - creating $dir"
 "$uv" venv --quiet --python "$python" "$dir"
 set -- --python "$dir/bin/python" --require-hashes --requirements "$lock"
 if [ -n "$wheelhouse" ]; then
-  set -- "$@" --no-index --find-links "$wheelhouse"
+  cd -- "$wheelhouse"  # uv takes a comma in --find-links for the end of a folder's name
+  set -- "$@" --no-index --find-links .
 elif [ -n "$index" ]; then
   set -- "$@" --default-index "$index"
 fi

@@ -18,7 +18,12 @@ def quote(text: str) -> str:
     """
     if "\0" in text:
         raise ValueError("a value holds a NUL character")
-    return '"' + "".join(_escape(character) for character in text.replace("%", "%%")) + '"'
+    return '"' + "".join(_escape(character) for character in double_specifiers(text)) + '"'
+
+
+def double_specifiers(text: str) -> str:
+    """A value that is not split into words, such as a path: only ``%`` means something in it."""
+    return text.replace("%", "%%")
 
 
 def _escape(character: str) -> str:

@@ -6,7 +6,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from glm5_deploy.config.resources import resource_dir
-from glm5_deploy.stages.systemd import environment_file, exec_line, quote
+from glm5_deploy.stages.systemd import double_specifiers, exec_line
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -24,9 +24,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters.update(
-        systemd=quote, exec_line=exec_line, environment_file=environment_file
-    )
+    environment.filters.update(specifiers=double_specifiers, exec_line=exec_line)
     return environment
 
 
