@@ -64,6 +64,8 @@ class Journal:
             before = self.cursor
             try:
                 access = self._access()
+                if not access.unit_known and not self.connected:
+                    self.say(_nothing(self.target.profile.unit_name, access))
                 self.connected = True
                 for entry in self._entries(access):
                     emit(entry)

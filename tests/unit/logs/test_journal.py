@@ -230,3 +230,17 @@ def test_shown_lines_are_harmless_and_prefixed() -> None:
     ]
     old = entry_lines(Entry("bw1", now - 3 * 86400, "x", 6, "c"), 3, now)
     assert len(old[0].plain) == len(f"bw1 11-26 {stamp} x")
+
+
+def test_follow_says_where_there_is_no_unit(target: Target, journal_line: MakeLine) -> None:
+    host = FakeHost(
+        expected=[
+            Expected("sh", "root\npersistent\nnot-found"),
+            Expected("journalctl", journal_line("x")),
+        ]
+    )
+    found, said = journal(host, target, follow=True)
+    follow(found, lambda entries: len(entries) == 1)
+    assert said == [
+        "no entries: there is no unit glm5-tiny.service here (`glm5-deploy up` makes it)"
+    ]
