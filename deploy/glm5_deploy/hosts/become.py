@@ -1,9 +1,8 @@
 """How a command is wrapped for the host, and how sudo's answer is told from the command's.
 
 Two constant scripts carry every command: `GUARD` runs it under a limit and ends it when the
-connection goes; `BECOME` puts sudo (or nothing,
-or runuser) before that. Sudo asks with a prompt of ours and the password is sent when that prompt
-is seen, once: it is never in an argument, never
+connection goes; `BECOME` puts sudo (or nothing, or runuser) before that. Sudo asks with a prompt of
+ours and the password is sent when that prompt is seen, once: it is never in an argument, never
 ahead of the command's own input, and a wrong one costs one attempt. The guard's first line on
 stderr says that the command's own output begins.
 """
@@ -36,8 +35,7 @@ exec timeout -k 5 "$limit" sh -c 'trap : TERM; "$@"; exit $?' glm5-deploy "$@"
 marks the start, then the command.
 
 ``timeout`` leads a process group of its own and passes a TERM on to all of it, KILL after 5 s. The
-inner shell turns a death by signal into
-status 128+n, which every SSH library reports.
+inner shell turns a death by signal into status 128+n, which every SSH library reports.
 """
 
 BECOME = r"""

@@ -41,7 +41,7 @@ class Execution:
         limit: seconds from now; None: for ever.
         refused: makes the error for a command that never began; its argument: the password was
             rejected.
-        cancelled: the host was closed by another thread.
+        broken: makes the error for a connection that broke.
     """
 
     session: Session
@@ -136,12 +136,12 @@ class Execution:
         return bool(channel.eof_received) or idle > AFTER_EXIT
 
     def _check(self, now: float, last: float, deadline: float | None) -> None:
-        if deadline is not None and now > deadline:
-            raise CommandTimeoutError("")
         if now - last > self.session.keepalive:
             self.session.watch()
         if not self.session.alive:
             raise self.broken()
+        if deadline is not None and now > deadline:
+            raise CommandTimeoutError("")
 
     def _finish(self) -> None:
         status = self.channel.exit_status if self.channel.exit_status_ready() else -1

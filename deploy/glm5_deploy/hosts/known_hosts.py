@@ -1,8 +1,8 @@
 """OpenSSH's known_hosts files: reading them, and deciding on the key that a server shows.
 
 paramiko's reader skips ``@revoked`` lines and knows no patterns; Fabric accepts a key that
-contradicts the file. So both are done here:
-`parse` and `judge` are pure, and a verdict carries file and line for the message.
+contradicts the file. So both are done here: `parse` and `judge` are pure, and a verdict carries
+file and line for the message.
 """
 
 from __future__ import annotations

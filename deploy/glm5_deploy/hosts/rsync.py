@@ -33,8 +33,8 @@ mkdir -p -- "$1"
 NO_RSYNC = 45
 
 CONNECTION_CODES = frozenset({10, 12, 20, 30, 35, 255})
-"""rsync's exit codes for a connection that failed or broke, or a host that shuts down: trying
-again resumes."""
+"""rsync's exit codes for a connection that failed or broke, or a host that shuts down: trying again
+resumes."""
 
 MOST_ATTEMPTS = 100
 """An end even for a link that breaks again and again, a little further each time."""

@@ -1,11 +1,10 @@
 """An authenticated SSH connection with the host key verified: `open_session`.
 
 Built on paramiko's `Transport`, not on Fabric's `Connection`: of the latter nothing would be left.
-It accepts contradicting host keys, dials
-jumps in the wrong order, has no keepalive or channel timeout, misreads parts of ssh_config and
-reads ``fabric.yml`` files of its own; its
-`run` and `sudo` build shell strings and lose Ctrl-C. What it does well besides (jump channels, key
-files, agent) is a few calls of paramiko.
+It accepts contradicting host keys, dials jumps in the wrong order, has no keepalive or channel
+timeout, misreads parts of ssh_config and reads ``fabric.yml`` files of its own; its `run` and
+`sudo` build shell strings and lose Ctrl-C. What it does well besides (jump channels, key files,
+agent) is a few calls of paramiko.
 """
 
 from __future__ import annotations

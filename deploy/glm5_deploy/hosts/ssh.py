@@ -207,7 +207,7 @@ class SshHost:
             passphrase=self._passphrase,
             progress=progress,
             cancelled=self._closing,
-            register=self._closers.append,
+            register=self._register,
         )
 
     def dial(self, address: str, port: int) -> socket.socket:
@@ -391,7 +391,7 @@ class SshHost:
         from glm5_deploy.hosts.session import Login, NotRetriedError, open_session
 
         route = self.route
-        login = Login(self._connection.keepalive, self._passphrase, self._closers.append)
+        login = Login(self._connection.keepalive, self._passphrase, self._register)
 
         def attempt() -> Session:
             self._closers.clear()
@@ -409,6 +409,13 @@ class SshHost:
             session.close()
             raise UnreachableError(f"{self._name}: the connection was closed")
         return session
+
+    def _register(self, close: Callable[[], None]) -> None:
+        """Remember what `close` has to end; where it was called already, end it now."""
+        self._closers.append(close)
+        if self._closing.is_set():
+            with contextlib.suppress(Exception):
+                close()
 
     def _drop(self) -> None:
         session, self._session = self._session, None

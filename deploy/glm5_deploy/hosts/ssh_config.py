@@ -1,9 +1,8 @@
 """What OpenSSH itself would do to reach a host, asked of OpenSSH: `Route`.
 
 ``ssh -G`` evaluates the user's configuration exactly (Include, Match, tokens, canonical names),
-takes 4 ms, and is what rsync's ssh will
-do later; paramiko's own reader knows no Include and Fabric misreads ``ProxyJump a,b``, ``ProxyJump
-none`` and ``ConnectTimeout none``.
+takes 4 ms, and is what rsync's ssh will do later; paramiko's own reader knows no Include and Fabric
+misreads ``ProxyJump a,b``, ``ProxyJump none`` and ``ConnectTimeout none``.
 """
 
 from __future__ import annotations

@@ -44,8 +44,7 @@ cat "$work"/*
 printf '\n%s end\n' "$mark"
 """
 """$1 mark, $2 seconds for each, then one shell-quoted command a parameter. All run beside each
-other; their outputs come in
-their order, between lines that begin with the mark."""
+other; their outputs come in their order, between lines that begin with the mark."""
 
 
 @dataclass(frozen=True)

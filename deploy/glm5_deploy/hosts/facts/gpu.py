@@ -18,8 +18,8 @@ echo
 nvidia-smi --version 2>/dev/null | grep -i 'cuda version' || nvidia-smi | head -n 5
 """
 """$1 fields that every driver knows, $2 fields that an old one may refuse, all at once. A header
-names the fields that came.
-``--version`` is quick; drivers that lack it print the CUDA version in the ordinary table."""
+names the fields that came. ``--version`` is quick; drivers that lack it print the CUDA version in
+the ordinary table."""
 
 MISSING = 45
 
