@@ -125,8 +125,8 @@ class View:
             self._out.file.flush()
         found = self._feed(entry) if self.explain else None
         if found is not None and self.json:
-            line = {"host": entry.host, "explanation": found.to_json()}
-            print(json_module.dumps(line, ensure_ascii=False), flush=True)
+            told = {"host": entry.host, "explanation": found.to_json()}
+            print(json_module.dumps(told, ensure_ascii=False), flush=True)
         elif found is not None:
             print_explanation(self._out, entry.host, found)
 
