@@ -6,6 +6,7 @@ import _thread
 import os
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import PurePosixPath
 
 import pytest
@@ -159,6 +160,29 @@ def test_a_broken_upload_leaves_the_old_file_and_nothing_else(bed: Bed, host: Ss
 def _put_again_and_again(host: SshHost, path: PurePosixPath) -> None:
     for _ in range(50):
         host.put(b"n" * 50_000_000, path)
+
+
+def test_hosts_work_beside_each_other(bed: Bed) -> None:
+    """Each in a thread of its own, one of them cut off: the others do not notice."""
+    bed.hosts["node3"].cut()
+
+    def call(name: str) -> str:
+        settings = {"connect_timeout": 1, "connect_attempts": 1}
+        with opened(bed, name, **settings) as host:
+            try:
+                seen = {host.run(command("uname", "-n")).stdout for _ in range(20)}
+            except UnreachableError:
+                return "unreachable"
+            return " ".join(seen).strip()
+
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            found = list(pool.map(call, [f"node{number % 3 + 1}" for number in range(8)]))
+    finally:
+        bed.hosts["node3"].restore()
+    assert found == [
+        "unreachable" if number % 3 == 2 else f"node{number % 3 + 1}" for number in range(8)
+    ]
 
 
 def test_put_says_why_not(host: SshHost) -> None:

@@ -169,7 +169,7 @@ def judge(
     same_type = [entry for entry in plain if entry.key_type == server.key_type]
     if same_type:
         raise _changed(same_type[0], host_key_name, server, label)
-    raise _unknown(plain, host_key_name, server, file, label)
+    raise _unknown(ours, host_key_name, server, file, label)
 
 
 def _revoked(entries: Sequence[Entry], server: ServerKey, label: str) -> UnreachableError:
@@ -196,8 +196,10 @@ def _changed(entry: Entry, name: str, server: ServerKey, label: str) -> Unreacha
 def _unknown(
     others: Sequence[Entry], name: str, server: ServerKey, file: Path, label: str
 ) -> UnreachableError:
-    types = sorted({entry.key_type for entry in others})
+    types = sorted({entry.key_type for entry in others if not entry.marker})
     also = f" (known are only keys of type {', '.join(types)})" if types else ""
+    if any(entry.marker == "cert-authority" for entry in others):
+        also += " (certificates of hosts are not supported: trust the key itself)"
     line = f"{name} {server.key_type} {base64.b64encode(server.key).decode()}"
     trust = f"printf '%s\\n' {shlex.quote(line)} >> {shlex.quote(str(file))}"
     return UnreachableError(

@@ -66,7 +66,7 @@ def test_accepted(rows: list[str]) -> None:
         (["bw2 ssh-ed25519 GOOD"], ["is not known"]),
         (["bw*,!bw1 ssh-ed25519 GOOD"], ["is not known"]),
         (["bw1 ssh-rsa RSA"], ["is not known", "known are only keys of type ssh-rsa"]),
-        (["@cert-authority * ssh-ed25519 GOOD"], ["is not known"]),
+        (["@cert-authority * ssh-ed25519 GOOD"], ["is not known", "certificates of hosts"]),
         (
             ["# x", "bw1 ssh-ed25519 OTHER"],
             [
