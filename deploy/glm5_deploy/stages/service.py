@@ -7,7 +7,7 @@ import json
 from dataclasses import replace
 
 from glm5_deploy.hosts.command import Command, command, script
-from glm5_deploy.stages.change import Change, Put, Run
+from glm5_deploy.stages.change import Change, Put, Run, Step
 from glm5_deploy.stages.desired import Desired
 from glm5_deploy.stages.observed import UNIT_FOLDER, Observed
 from glm5_deploy.stages.system import python_path
@@ -39,7 +39,8 @@ def confirm_within(desired: Desired) -> int:
     return limits.load + limits.smoke + 60
 
 
-def _guard(desired: Desired, observed: Observed) -> list[Change]:
+def guard_files(desired: Desired, observed: Observed) -> dict[str, str]:
+    """The units that take an unconfirmed switch back, by name."""
     paths = desired.paths
     name = paths.unit.removesuffix(".service")
     service = render(
@@ -49,26 +50,24 @@ def _guard(desired: Desired, observed: Observed) -> list[Change]:
         agent=str(paths.agent),
         root=str(paths.root),
     )
-    files = {
-        paths.confirm_service: service,
-        paths.confirm_timer: render("confirm.timer.j2", name=name),
-    }
-    wrong = {
-        unit: text
-        for unit, text in files.items()
+    timer = render("confirm.timer.j2", name=name)
+    return {paths.confirm_service: service, paths.confirm_timer: timer}
+
+
+def _guard(desired: Desired, observed: Observed) -> list[Change]:
+    timer = desired.paths.confirm_timer
+    steps: list[Step] = [
+        Put(UNIT_FOLDER / unit, text.encode())
+        for unit, text in guard_files(desired, observed).items()
         if observed.deployment.file(UNIT_FOLDER / unit) != text
-    }
-    steps = [Put(UNIT_FOLDER / unit, text.encode()) for unit, text in wrong.items()]
-    enable = [Run(command("systemctl", "daemon-reload"))] if wrong else []
-    if wrong or observed.timer.enabled != "enabled":
-        enable.append(Run(command("systemctl", "enable", "--quiet", paths.confirm_timer)))
-    if not enable:
-        return []
-    return [
-        Change(
-            STAGE, "enable", paths.confirm_timer, "reverts what is not confirmed", (*steps, *enable)
-        )
     ]
+    if steps:
+        steps.append(Run(command("systemctl", "daemon-reload")))
+    if steps or observed.timer.enabled != "enabled":
+        steps.append(Run(command("systemctl", "enable", "--quiet", timer)))
+    if not steps:
+        return []
+    return [Change(STAGE, "enable", timer, "reverts what is not confirmed", tuple(steps))]
 
 
 def _service(desired: Desired, observed: Observed) -> list[Change]:

@@ -1,0 +1,194 @@
+"""Pure parts of a run: batches, polls, locks, what a unit's state means, exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+
+import pytest
+from glm5_deploy.config.models import HostSettings, Profile, Target
+from glm5_deploy.errors import ExitCode, UnreachableError, UsageError
+from glm5_deploy.report.events import Silent
+from glm5_deploy.report.outcome import ErrorReport, HostOutcome, Report
+from glm5_deploy.run.cancel import Cancel, InterruptedRunError
+from glm5_deploy.run.fanout import batches, fan_out
+from glm5_deploy.run.health import failure
+from glm5_deploy.run.jobs import parse_poll, parse_progress
+from glm5_deploy.run.lock import Holder, parse_holder
+from glm5_deploy.run.session import guarded
+
+
+@pytest.mark.parametrize(
+    ("count", "serial", "sizes"),
+    [
+        (5, None, [5]),
+        (5, "2", [2, 2, 1]),
+        (5, "50%", [2, 2, 1]),
+        (3, "10%", [1, 1, 1]),
+        (3, "100%", [3]),
+        (0, "1", []),
+    ],
+)
+def test_batches(count: int, serial: str | None, sizes: list[int]) -> None:
+    assert batches(count, serial) == sizes
+
+
+@pytest.mark.parametrize("serial", ["0", "-1", "x", "101%", "1.5", "%", ""])
+def test_bad_batches_are_refused(serial: str) -> None:
+    with pytest.raises(UsageError, match="--serial"):
+        batches(3, serial)
+
+
+def targets(*names: str) -> list[Target]:
+    profile = Profile.model_validate({"name": "p", "model": {"name": "m"}})
+    return [Target(name=name, settings=HostSettings(), profile=profile) for name in names]
+
+
+def test_one_host_that_fails_leaves_the_others_alone() -> None:
+    def work(target: Target) -> HostOutcome:
+        if target.name == "b":
+            raise UnreachableError("no route", "look at the cable")
+        if target.name == "c":
+            raise ZeroDivisionError("oops")
+        return HostOutcome(target.name, "changed")
+
+    outcomes = fan_out(targets("a", "b", "c", "d"), work, Silent(), Cancel())
+    assert [o.status for o in outcomes] == ["changed", "unreachable", "failed", "changed"]
+    assert "ZeroDivisionError: oops" in outcomes[2].error.message  # type: ignore[union-attr]
+
+
+def test_later_batches_are_skipped_after_too_many_failures() -> None:
+    def work(target: Target) -> HostOutcome:
+        if target.name in "ab":
+            raise UnreachableError("gone")
+        return HostOutcome(target.name, "changed")
+
+    def statuses(limit: int) -> list[str]:
+        found = fan_out(targets(*"abcd"), work, Silent(), Cancel(), serial="1", max_failures=limit)
+        return [outcome.status for outcome in found]
+
+    assert statuses(0) == ["unreachable", "skipped", "skipped", "skipped"]
+    assert statuses(1) == ["unreachable", "unreachable", "skipped", "skipped"]
+    assert statuses(2) == ["unreachable", "unreachable", "changed", "changed"]
+
+
+def test_no_more_than_forks_at_once() -> None:
+    running, most, lock = 0, 0, threading.Lock()
+
+    def work(target: Target) -> HostOutcome:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.02)
+        with lock:
+            running -= 1
+        return HostOutcome(target.name, "changed")
+
+    fan_out(targets(*"abcdefgh"), work, Silent(), Cancel(), forks=3)
+    assert most <= 3
+
+
+def test_an_interrupted_run_starts_no_further_host() -> None:
+    cancel = Cancel()
+
+    def work(_target: Target) -> HostOutcome:
+        cancel.set()
+        cancel.check()
+        raise AssertionError("not reached")
+
+    outcomes = fan_out(targets("a", "b", "c"), work, Silent(), cancel, forks=1)
+    assert [o.status for o in outcomes] == ["interrupted"] * 3
+    assert Report("up", outcomes).exit_code is ExitCode.INTERRUPTED
+    with pytest.raises(InterruptedRunError):
+        cancel.sleep(5)
+
+
+def test_poll_output() -> None:
+    text = "SubState=running\nActiveState=active\n\none\n\nPROGRESS 0.5 half\n-- cursor: s=1;i=2\n"
+    state = parse_poll(text, "old")
+    assert state.running
+    assert not state.succeeded
+    assert state.lines == ("one", "", "PROGRESS 0.5 half")
+    assert state.cursor == "s=1;i=2"
+    assert parse_poll("SubState=exited\nResult=success\n\n", "old").cursor == "old"
+    assert parse_poll("SubState=exited\nResult=success\n\n", None).succeeded
+    assert parse_poll("SubState=exited\nResult=timeout\n\n", None).succeeded is False
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("PROGRESS 0.25 1 of 4", ("1 of 4", 0.25)),
+        ("PROGRESS - working", ("working", None)),
+        ("PROGRESS what", None),
+        ("something else", None),
+    ],
+)
+def test_progress(line: str, found: tuple[str, float | None] | None) -> None:
+    assert parse_progress(line) == found
+
+
+@pytest.mark.parametrize(
+    ("properties", "said"),
+    [
+        ({"ActiveState": "active", "SubState": "running"}, None),
+        ({"ActiveState": "activating", "SubState": "start"}, None),
+        ({"ActiveState": "deactivating", "SubState": "stop", "Job": "7"}, None),
+        ({"ActiveState": "inactive", "SubState": "dead", "Job": "7"}, None),
+        ({"ActiveState": "activating", "SubState": "auto-restart", "Job": "7",
+          "ExecMainStatus": "1"}, "status 1"),
+        ({"ActiveState": "active", "SubState": "running", "NRestarts": "1"}, "restarted"),
+        ({"ActiveState": "failed", "Result": "start-limit-hit"}, "start-limit-hit"),
+        ({"ActiveState": "inactive", "ExecMainStatus": "0"}, "stopped"),
+        ({"LoadState": "not-found"}, "gone"),
+    ],
+)  # fmt: skip
+def test_what_a_units_state_means(properties: dict[str, str], said: str | None) -> None:
+    found = failure(properties)
+    assert found is None if said is None else said in (found or "")
+
+
+def test_holder() -> None:
+    record = {"user": "eve", "machine": "x", "pid": 1, "since": 0, "reason": "up"}
+    holder = parse_holder(f"42\ntok 99\n{json.dumps(record)}\n")
+    assert holder is not None
+    assert (holder.token, holder.seconds_left) == ("tok", 42)
+    assert "eve@x (process 1" in str(holder)
+    assert parse_holder("") is None
+    torn = parse_holder("5\ntok 99\n{oops")
+    assert torn is not None
+    assert torn.record == {}
+
+
+def test_a_dead_process_of_this_machine_is_known_dead() -> None:
+    from glm5_deploy.run.lock import _boot, _started
+
+    own = {"machine": socket.gethostname(), "boot": _boot(), "pid": os.getpid(),
+           "started": _started(os.getpid())}  # fmt: skip
+    assert not Holder("t", 1, own).is_dead_here()
+    assert Holder("t", 1, {**own, "pid": 2**22 + 1, "started": "1"}).is_dead_here()
+    assert Holder("t", 1, {**own, "started": "before"}).is_dead_here()
+    assert Holder("t", 1, {**own, "boot": "another"}).is_dead_here()
+    assert not Holder("t", 1, {**own, "machine": "elsewhere", "pid": 2**22 + 1}).is_dead_here()
+
+
+@pytest.mark.parametrize(
+    ("codes", "worst"),
+    [([0, 1, 3], 1), ([3, 0], 3), ([1, 4], 4), ([4, 2, 1], 2), ([2, 130], 130), ([], 0)],
+)
+def test_exit_codes(codes: list[int], worst: int) -> None:
+    assert ExitCode.worst([ExitCode(code) for code in codes]) == worst
+
+
+def test_an_error_keeps_its_own_exit_code() -> None:
+    def work() -> HostOutcome:
+        raise UsageError("no such lock")
+
+    outcome = guarded("a", work)
+    assert outcome.status == "failed"
+    assert outcome.exit_code is ExitCode.USAGE
+    assert outcome.error == ErrorReport("no such lock", None, ExitCode.USAGE)

@@ -1,0 +1,115 @@
+"""Every problem of a host, each with a hint, all at once."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import PurePosixPath
+from typing import Any
+
+import pytest
+from glm5_deploy.hosts.facts.gpu import GpuFacts
+from glm5_deploy.hosts.facts.ports import Listener
+from glm5_deploy.hosts.facts.system import Disk, Os, Systemd
+from glm5_deploy.report.outcome import Check
+from glm5_deploy.stages.observed import Observed
+from glm5_deploy.stages.preflight import preflight
+
+from tests.unit.stages.situation import NOW, bare, complete, desired, gpus, system, unit
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time", lambda: NOW)
+
+
+def problems(wanted: Any, observed: Observed) -> dict[str, Check]:  # noqa: ANN401
+    return {check.name: check for check in preflight(wanted, observed) if check.status == "failed"}
+
+
+def test_a_good_host_has_none() -> None:
+    assert problems(desired(), bare()) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "facts", "detail", "hint"),
+    [
+        ("sudo", {"sudo": "refused"}, "refused", "allow root to use sudo"),
+        ("sudo", {"sudo": "missing"}, "missing", "install sudo"),
+        ("sudo", {"sudo": "password"}, "password", "become.password"),
+        ("systemd", {"systemd": Systemd(0, "")}, "not running", "systemd unit"),
+        ("systemd", {"systemd": Systemd(245, "running")}, "version 245", "247 or later"),
+        (
+            "disk",
+            {"disks": (Disk(PurePosixPath("/opt"), "d", "ext4", 9, 3, 1, 1),)},
+            "0.0 GiB free on /opt",
+            "free space on /opt",
+        ),
+        (
+            "port",
+            {"ports": (Listener("0.0.0.0", 8000, "nginx", 41),)},
+            "8000 is taken by nginx (pid 41)",
+            "serve.port",
+        ),
+        (
+            "python",
+            {"pythons": (), "os": Os("ubuntu", "24.04", "", "U", ())},
+            "3.11",
+            "python_tree",
+        ),
+    ],
+)
+def test_each_problem_is_named_with_a_hint(
+    name: str, facts: dict[str, Any], detail: str, hint: str
+) -> None:
+    wanted = desired(needs={"disk_gib": 1, "libraries": []})
+    found = problems(wanted, replace(bare(), system=system(**facts)))
+    assert set(found) == {name}
+    assert detail in found[name].detail
+    assert hint in (found[name].hint or "")
+
+
+def test_clock_skew_and_memory_and_several_at_once() -> None:
+    machine = replace(system().machine, clock=NOW - 90, memory_total=1 << 30)
+    observed = replace(bare(), system=system(machine=machine, sudo="missing"))
+    found = problems(desired(needs={"memory_gib": 2}), observed)
+    assert set(found) == {"clock", "memory", "sudo"}
+    assert found["clock"].detail == "-90 s from here"
+
+
+def test_packages_are_refused_where_installing_is_not_allowed() -> None:
+    wanted = desired(settings={"packages": {"install": False}})
+    observed = replace(bare(), system=system(libraries=frozenset()))
+    found = problems(wanted, observed)
+    assert found["packages"].hint == "run `apt-get install libnuma1`, or set packages.install: true"
+
+
+def test_our_own_server_may_hold_the_port() -> None:
+    wanted = desired()
+    mine = replace(complete(wanted), system=system(ports=(Listener("127.0.0.1", 8000, "x", 77),)))
+    assert problems(wanted, mine) == {}
+    stopped = replace(mine, unit=unit(LoadState="loaded", ActiveState="failed"))
+    assert set(problems(wanted, stopped)) == {"port"}
+
+
+@pytest.mark.parametrize(
+    ("spec", "found", "detail"),
+    [
+        ({"count": 8}, GpuFacts(), "0 found, 8 wanted"),
+        ({"count": 8}, GpuFacts(problem="NVIDIA-SMI has failed"), "NVIDIA-SMI has failed"),
+        ({"count": 2, "min_memory_gib": 128}, gpus(2), "GPU 0 has 96 GiB"),
+        ({"count": 1, "min_driver": "590.1"}, gpus(1), "driver 580.95"),
+        ({"count": 1, "devices": [7]}, gpus(2), "gpus.devices names 7"),
+    ],
+)
+def test_gpus(spec: dict[str, Any], found: GpuFacts, detail: str) -> None:
+    row = problems(desired(gpus=spec), replace(bare(), system=system(gpus=found)))["gpus"]
+    assert detail in row.detail
+    assert row.hint
+
+
+def test_a_model_must_be_there() -> None:
+    wanted = replace(desired(model={"name": "m", "path": "/data/m"}), manifest=None)
+    assert "no files in /data/m" in problems(wanted, bare())["model"].detail
+    incomplete = desired(model={"name": "m", "source": "/here", "serve": "big.gguf"})
+    assert "lacks big.gguf" in problems(incomplete, bare())["model"].detail
