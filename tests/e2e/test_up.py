@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -185,3 +187,32 @@ def test_the_key_shows_nowhere(cli: Cli, deployment: Deployment, fresh_host: Bed
     assert API_KEY not in fresh_host.exec(["ps", "axww", "-o", "args"]).stdout
     state = cli.home / ".local/state"
     assert not any(API_KEY in p.read_text() for p in state.rglob("*") if p.is_file())
+
+
+def test_up_ends_with_a_line_that_works(
+    cli: Cli, deployment: Deployment, fresh_host: BedHost, tmp_path: Path
+) -> None:
+    said = run(cli, deployment, "up").stderr
+    assert current(fresh_host)
+    line = next(line for line in said.splitlines() if line.startswith("  ssh "))
+    environment = {**os.environ, **deployment.environment}
+    # Into a file: the tunnel outlives curl and would keep a pipe open.
+    with (tmp_path / "answer").open("w+") as file:
+        subprocess.run(["bash", "-c", line], env=environment, stdout=file, timeout=60, check=True)
+        file.seek(0)
+        answer = json.load(file)
+    assert answer["choices"][0]["text"].startswith(" one two three")
+
+
+def test_the_kernel_wheel_is_part_of_the_environment(
+    cli: Cli, deployment: Deployment, fresh_host: BedHost
+) -> None:
+    deployment.profile["engine"]["kernel"] = True
+    done = run(cli, deployment, "up", "--json").json
+    assert "kernel install" in stages(done)
+    python = f"{ROOT}/venvs/*/bin/python"
+    said = fresh_host.exec(
+        ["sh", "-c", f"{python} -c 'import glm5_kernel as k; print(k.__version__)'"]
+    )
+    assert said.stdout.strip()
+    assert run(cli, deployment, "up", "--json").json["hosts"]["node1"]["changes"] == []

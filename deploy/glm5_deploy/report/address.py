@@ -1,4 +1,4 @@
-"""Where a deployed server is reached, as commands that can be pasted."""
+"""Where a deployed server is reached, as a command that can be pasted."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import shlex
 from glm5_deploy.config.models import Target
 
 _LOOPBACK = {"127.0.0.1", "::1", "localhost"}
+_WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+_TUNNEL_SECONDS = 30
 
 
-def ssh_words(target: Target) -> list[str]:
+def ssh_words(target: Target, *options: str) -> list[str]:
     """The ssh command that reaches the host with the inventory's settings."""
     connection = target.settings.connection
-    words = ["ssh"]
+    words = ["ssh", *options]
     if connection.ssh_config is not None:
         words += ["-F", str(connection.ssh_config)]
     if connection.known_hosts is not None:
@@ -29,36 +31,46 @@ def ssh_words(target: Target) -> list[str]:
 
 
 def usage_lines(target: Target) -> list[str]:
-    """The URL on the host and a curl line that works on this machine.
+    """The URL on the host, and a line for a shell here that asks the server something.
 
-    A server on loopback is asked through SSH; the key is read on the host, where it lies in a root-
-    only file.
+    A server on loopback is reached through a tunnel that closes by itself. A key travels on
+    curl's standard input, so that no process list shows it.
     """
-    serve, profile = target.profile.serve, target.profile
-    url = f"http://{_bracketed(_reachable(serve.host))}:{serve.port}/v1"
-    body = json.dumps({"model": profile.served_model_name, "prompt": "Hello", "max_tokens": 16})
-    curl = ["curl", "-sS", f"{url}/completions", "-H", "Content-Type: application/json", "-d", body]
-    if "VLLM_API_KEY" in profile.secrets:
-        # Standard input carries the header, so that the key shows in no process list.
-        curl = ["curl", "-sS", "-H", "@-", *curl[2:]]
-    where = f"{target.name}: {url} (model {profile.served_model_name})"
-    return [where, f"  {_invocation(target, curl)}"]
+    serve, name = target.profile.serve, target.profile.served_model_name
+    url = f"http://{_bracketed(_WILDCARDS.get(serve.host, serve.host))}:{serve.port}/v1"
+    return [f"{target.name}: {url} (model {name})", f"  {_tunnel(target)}{_question(target)}"]
 
 
-def _invocation(target: Target, curl: list[str]) -> str:
-    command = shlex.join(curl)
-    if "VLLM_API_KEY" in target.profile.secrets:
-        command = f'printf "Authorization: Bearer %s" "$VLLM_API_KEY" | {command}'
-    if target.profile.serve.host not in _LOOPBACK:
-        return command
-    if "VLLM_API_KEY" in target.profile.secrets:
-        head, _, tail = command.partition(" | ")
-        return f"{head} | {shlex.join([*ssh_words(target), tail])}"
-    return shlex.join([*ssh_words(target), command])
+def _tunnel(target: Target) -> str:
+    serve = target.profile.serve
+    if serve.host not in _LOOPBACK and serve.host not in _WILDCARDS:
+        return ""
+    inside = _bracketed(_WILDCARDS.get(serve.host, serve.host))
+    forward = f"127.0.0.1:{serve.port}:{inside}:{serve.port}"
+    words = ssh_words(target, "-f", "-o", "ExitOnForwardFailure=yes", "-L", forward)
+    return f"{shlex.join([*words, 'sleep', str(_TUNNEL_SECONDS)])} && "
 
 
-def _reachable(bind: str) -> str:
-    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(bind, bind)
+def _question(target: Target) -> str:
+    serve, name = target.profile.serve, target.profile.served_model_name
+    tunnelled = serve.host in _LOOPBACK or serve.host in _WILDCARDS
+    address = "127.0.0.1" if tunnelled else _bracketed(serve.host)
+    url = f"http://{address}:{serve.port}/v1/completions"
+    body = json.dumps({"model": name, "prompt": "Hello", "max_tokens": 16})
+    curl = ["curl", "-sS", url, "-H", "Content-Type: application/json", "-d", body]
+    reference = target.profile.secrets.get("VLLM_API_KEY")
+    if reference is None:
+        return shlex.join(curl)
+    key = shell_value(reference)
+    return f'printf "Authorization: Bearer %s" "{key}" | {shlex.join([*curl, "-H", "@-"])}'
+
+
+def shell_value(reference: str) -> str:
+    """A secret reference as a shell's expansion, for use between double quotes."""
+    kind, _, value = reference.removeprefix("${").removesuffix("}").partition(":")
+    if kind == "env":
+        return f"${value}"
+    return f"$(cat {shlex.quote(value)})" if kind == "file" else f"$({value})"
 
 
 def _bracketed(address: str) -> str:
