@@ -34,10 +34,18 @@ make_venv() { # FILE: hashed requirements; a later call with the same file does 
     fi
     say "virtual environment in .venv with $("$python" --version)"
     [ -x .venv/bin/python ] || "$python" -m venv .venv || exit 1
-    .venv/bin/python -m pip install -qq --disable-pip-version-check --require-hashes -r "$1" || exit 1
+    install_locked "$1"
     .venv/bin/python -m pip install -qq --disable-pip-version-check --no-deps \
         --no-build-isolation --editable . || exit 1
     echo "$1 $stamp" >> .venv/.stamp
+}
+
+install_locked() { # FILE: with uv, many times faster than pip; with pip where only pip is set up
+    local pip=(.venv/bin/python -m pip install -qq --disable-pip-version-check --require-hashes)
+    awk '/^uv==/ { found = 1 } found { print } found && !/\\$/ { exit }' "$1" > .venv/uv.txt
+    "${pip[@]}" -r .venv/uv.txt || exit 1
+    UV_SYSTEM_CERTS=true .venv/bin/uv pip install --quiet --python .venv/bin/python \
+        --require-hashes -r "$1" || "${pip[@]}" -r "$1" || exit 1
 }
 
 install_missing() { # what throwaway hosts need on this machine, where it may be installed
