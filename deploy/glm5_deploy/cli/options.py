@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,29 +15,30 @@ if TYPE_CHECKING:
 
 
 def complete_hosts(context: typer.Context, incomplete: str) -> list[str]:
-    """Host names for the shell's completion; silent where there is no inventory."""
-    from glm5_deploy.config.load import find_inventory, load_inventory
-    from glm5_deploy.errors import Glm5Error
+    """Host names for the shell's completion; none where there is no inventory."""
+    from glm5_deploy.config.names import host_names
 
-    try:
-        path = find_inventory(context.params.get("inventory"))
-        names = load_inventory(path).host_names if path else ()
-    except (Glm5Error, OSError):
-        return []
-    return [name for name in names if name.startswith(incomplete)]
+    return _complete(context, incomplete, host_names)
 
 
 def complete_groups(context: typer.Context, incomplete: str) -> list[str]:
     """Group names for the shell's completion."""
-    from glm5_deploy.config.load import find_inventory, load_inventory
+    from glm5_deploy.config.names import group_names
+
+    return _complete(context, incomplete, group_names)
+
+
+def _complete(
+    context: typer.Context, incomplete: str, names: Callable[[Path], list[str]]
+) -> list[str]:
+    from glm5_deploy.config.load import find_inventory
     from glm5_deploy.errors import Glm5Error
 
     try:
         path = find_inventory(context.params.get("inventory"))
-        names = load_inventory(path).group_names if path else ()
-    except (Glm5Error, OSError):
+    except Glm5Error:
         return []
-    return [name for name in names if name.startswith(incomplete)]
+    return [name for name in names(path) if name.startswith(incomplete)] if path else []
 
 
 InventoryOption = Annotated[
@@ -85,7 +86,10 @@ def selection(
     if direct and (path is None or len(direct) == len(hosts or ())):
         if profile is None:
             raise UsageError("--host user@address needs --profile NAME", "see `--help`")
-        return [adhoc(address, profile) for address in direct]
+        own = [
+            folder for folder in (Path("profiles"), Path("inventory/profiles")) if folder.is_dir()
+        ]
+        return [adhoc(address, profile, own) for address in direct]
     if path is None:
         raise UsageError(
             "no inventory found",

@@ -17,6 +17,8 @@ from glm5_deploy.stages.change import Transient
 RECONNECT_SECONDS = 120.0
 _MARK = "PROGRESS "
 
+# A transient unit starts with an empty environment: a machine's proxies and certificates are named
+# in /etc/environment, which logins get too.
 _START = """
 unit=$1.service limit=$2; shift 2
 case $(systemctl show -p ActiveState -p SubState --value -- "$unit" | tr '\\n' '/') in
@@ -25,7 +27,8 @@ esac
 systemctl stop -- "$unit" 2>/dev/null || :
 systemctl reset-failed -- "$unit" 2>/dev/null || :
 systemd-run --quiet --unit="$unit" --service-type=exec --remain-after-exit \\
-  -p "RuntimeMaxSec=$limit" -p KillMode=control-group -- "$@" && echo started
+  -p "RuntimeMaxSec=$limit" -p KillMode=control-group -p EnvironmentFile=-/etc/environment \\
+  -- "$@" && echo started
 """
 
 # Waits up to a second for the end, so that short work is noticed at once and long work costs few

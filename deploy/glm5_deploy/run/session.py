@@ -61,7 +61,7 @@ class HostRun:
             return self._outcome(status, data={"check": True})
         if self.changes:
             self._apply()
-            return self._outcome("changed")
+            return self._outcome("changed" if self.applied else "unchanged")
         self._confirm_health(observed)
         return self._outcome("unchanged")
 

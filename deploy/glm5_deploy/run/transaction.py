@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from glm5_deploy.errors import Glm5Error, RevertedError, UnreachableError
+from glm5_deploy.errors import Glm5Error, RevertedError, RevertFailedError, UnreachableError
 from glm5_deploy.hosts.command import Secret
 from glm5_deploy.report.outcome import Check, SmokeChecksError
 from glm5_deploy.run.cancel import InterruptedRunError
@@ -79,7 +79,8 @@ class Transaction:
         host = self.executor.host
         self.executor.events.stage(host.name, "revert")
         reason = str(cause).splitlines()[0][:300]
-        command = service.agent(self.desired, self.observed, "revert", reason)
+        release = self.desired.release.identifier
+        command = service.agent(self.desired, self.observed, "revert", release, reason)
         try:
             done = json.loads(host.run(command, sudo=True, timeout=300).stdout)
         except UnreachableError as error:
@@ -88,12 +89,18 @@ class Transaction:
                 f"{service.confirm_within(self.desired)} s after the switch",
                 error.hint,
             ) from cause
+        except Glm5Error as error:
+            raise RevertFailedError(
+                f"{cause}\nit could not be taken back: {error.message}", error.hint
+            ) from cause
         if isinstance(cause, InterruptedRunError):
             raise cause
+        hint = cause.hint if isinstance(cause, Glm5Error) else None
+        if done["reverted"] is None:
+            raise RevertedError(f"{cause}\n{_somebody_else(done)}", hint) from cause
         previous = done.get("previous")
         back = self._await_previous() if previous else "stopped and disabled, as before"
         where = f"back on {previous}: {back}" if previous else back
-        hint = cause.hint if isinstance(cause, Glm5Error) else None
         raise RevertedError(f"{cause}\nreverted: {where}", hint) from cause
 
     def _await_previous(self) -> str:
@@ -107,3 +114,11 @@ class Transaction:
         except Glm5Error as error:
             return f"which does not answer yet ({error.message.splitlines()[0]})"
         return "it answers again"
+
+
+def _somebody_else(done: dict[str, str | None]) -> str:
+    """What to say where our switch was not the pending one any more."""
+    if done["pending"]:
+        return f"another run switched to {done['pending']} meanwhile: that was left alone"
+    there = f"{done['current']} is current" if done["current"] else "nothing is deployed"
+    return f"it had been taken back already: {there}"
