@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from pathlib import Path, PurePosixPath
 
@@ -21,6 +22,9 @@ from hypothesis import strategies as st
 FILE = Path("/nowhere/inventory.yml")
 
 texts = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\0"), max_size=20)
+# Numbers in YAML 1.2 that the writer, which follows YAML 1.1, takes for text and leaves unquoted.
+NEW_NUMBER = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|0o[0-7]+")
+texts = texts.filter(lambda text: not NEW_NUMBER.fullmatch(text))
 keys = texts.filter(lambda key: key != "<<")
 scalars = (
     st.none()
@@ -40,6 +44,12 @@ mappings = st.dictionaries(keys, values, max_size=4)
 @given(mappings)
 def test_what_a_standard_writer_wrote_is_read_back(data: dict[str, Plain]) -> None:
     assert parse(yaml.safe_dump(data).encode(), FILE).plain() == data
+
+
+@pytest.mark.parametrize(("text", "value"), [("0E0", 0.0), ("1e3", 1000.0), ("0o17", 15)])
+def test_numbers_are_those_of_yaml_1_2(text: str, value: float) -> None:
+    assert parse(f"key: {text}".encode(), FILE).plain() == {"key": value}
+    assert parse(f"key: '{text}'".encode(), FILE).plain() == {"key": text}
 
 
 @given(st.binary(max_size=60) | st.text("ab:-[]{}\"'&*!|>%@`#, \n\t\\<?", max_size=40))
