@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Kv = Literal["16bit", "fp8"]
@@ -22,60 +22,145 @@ class Config:
         tile: KV slots it gathers at a time.
         warps: warps of 32 threads.
         stages: depth of the software pipeline; `stages - 1` tiles are in flight.
-        resident: programs that a multiprocessor holds at once, which the splits aim to fill.
+        shared: bytes of shared memory a program takes, with 512 + 64 dims.
+        resident: programs that the registers of a multiprocessor hold at once.
     """
 
     heads: int
     tile: int
     warps: int
     stages: int
-    resident: int
+    shared: int
+    resident: int = 2
+
+
+@dataclass(frozen=True)
+class Device:
+    """What the shares of a call are cut for.
+
+    Attributes:
+        processors: multiprocessors.
+        shared: bytes of shared memory of one of them.
+    """
+
+    processors: int
+    shared: int
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the table: up to `load` query tiles per multiprocessor, use `config`."""
+    """From `least_heads` heads and up to `load` query tiles per multiprocessor, use `config`."""
 
     load: float
     config: Config
+    least_heads: int = 1
+
+
+@dataclass(frozen=True)
+class Table:
+    """The measured choices for an architecture and a kind of KV cache.
+
+    Attributes:
+        rows: the first that fits is used; the last one always fits.
+        general: where the code needs more registers (a block table, shares that span tokens), and
+            in deterministic mode.
+        span_cost: how much longer a KV slot takes where shares span tokens.
+    """
+
+    rows: tuple[Row, ...]
+    general: Config
+    span_cost: float
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a call launches: `config`, and in how many splits each row's KV slots are worked on."""
+    """How the KV tiles of all tokens are shared out among programs.
+
+    The tiles of one token after the other's form one sequence; each program takes the next `share`
+    of them. A token's tiles may so be shared by `parts` programs, whose results are merged.
+
+    Attributes:
+        config: how a program works.
+        units: KV tiles per token, perhaps rounded up.
+        share: KV tiles per program.
+    """
 
     config: Config
-    splits: int
+    units: int
+    share: int
+
+    @property
+    def spans(self) -> bool:
+        """Whether a program's share may belong to two tokens."""
+        return self.units % self.share != 0
+
+    @property
+    def parts(self) -> int:
+        """The most programs that share a token's tiles."""
+        whole, rest = divmod(self.units, self.share)
+        return whole + 2 if rest else whole
+
+    def programs(self, tokens: int) -> int:
+        """Programs per tile of query heads."""
+        return math.ceil(tokens * self.units / self.share)
+
+    @classmethod
+    def split(cls, config: Config, topk: int, splits: int) -> Plan:
+        """At most `splits` for every token, no program with two tokens."""
+        units = math.ceil(topk / config.tile)
+        share = math.ceil(units / splits)
+        return cls(config, share * math.ceil(units / share), share)
 
 
 # A query tile is one token's `heads` query heads. 0.02 of 132 to 188 multiprocessors: one to three
-# query tiles, each in as many splits as it has tiles.
+# query tiles, each shared by as many programs as it has KV tiles.
 SMALL = 0.02
 ALWAYS = math.inf
 
-TABLE: dict[str, dict[Kv, tuple[Row, ...]]] = {
+NARROW = Config(heads=16, tile=32, warps=4, stages=3, shared=93_184)
+WIDE = Config(heads=16, tile=64, warps=4, stages=2, shared=94_208)
+DEEP = Config(heads=16, tile=64, warps=4, stages=3, shared=167_936)
+MANY_HEADS = Config(heads=32, tile=64, warps=8, stages=3, shared=188_416)
+NARROW_FP8 = replace(NARROW, shared=61_440)
+
+FP8 = Table((Row(ALWAYS, NARROW_FP8),), general=NARROW_FP8, span_cost=1.2)
+TABLES: dict[str, dict[Kv, Table]] = {
     # 99 KB of shared memory a program.
     "sm120": {
-        "16bit": (
-            Row(2.0, Config(heads=16, tile=32, warps=4, stages=3, resident=2)),
-            Row(ALWAYS, Config(heads=16, tile=64, warps=4, stages=2, resident=2)),
-        ),
-        "fp8": (Row(ALWAYS, Config(heads=16, tile=32, warps=4, stages=3, resident=2)),),
+        "16bit": Table((Row(1.0, NARROW), Row(ALWAYS, WIDE)), general=NARROW, span_cost=1.35),
+        "fp8": FP8,
     },
     # 227 KB.
     "sm90": {
-        "16bit": (
-            Row(SMALL, Config(heads=16, tile=32, warps=4, stages=3, resident=2)),
-            Row(1.0, Config(heads=16, tile=64, warps=4, stages=3, resident=1)),
-            Row(ALWAYS, Config(heads=16, tile=64, warps=4, stages=2, resident=2)),
+        "16bit": Table(
+            (
+                Row(SMALL, NARROW),
+                Row(1.0, MANY_HEADS, least_heads=32),
+                Row(1.0, DEEP),
+                Row(ALWAYS, WIDE),
+            ),
+            general=NARROW,
+            span_cost=1.35,
         ),
-        "fp8": (Row(ALWAYS, Config(heads=16, tile=32, warps=4, stages=3, resident=2)),),
+        "fp8": FP8,
     },
 }
-# Not measured: the measured table whose shared memory fits.
-TABLE["sm89"] = TABLE["sm86"] = TABLE["sm120"]
-TABLE["sm80"] = TABLE["sm120"]  # 163 KB
-TABLE["sm100"] = TABLE["sm90"]  # 227 KB
+# Not measured there: the table whose shared memory fits.
+TABLES |= {arch: TABLES["sm120"] for arch in ("sm80", "sm86", "sm89")}
+TABLES |= {"sm100": TABLES["sm90"]}
+
+SHARED = {
+    "sm80": 167_936,
+    "sm86": 102_400,
+    "sm89": 102_400,
+    "sm90": 233_472,
+    "sm100": 233_472,
+    "sm120": 102_400,
+}
+"""Bytes of shared memory of a multiprocessor."""
+
+RESERVED = 1024
+"""Bytes of it that each resident program takes besides its own."""
 
 SHARED_LIMIT = {
     "sm80": 166_912,
@@ -103,6 +188,13 @@ def architecture(capability: tuple[int, int]) -> str:
     return {9: "sm90", 10: "sm100", 11: "sm100"}.get(capability[0], "sm120")
 
 
+DETERMINISTIC_SPLITS = 8
+FILLED = 0.75
+"""Part of the device that a row of a table must fill, else the next row is used."""
+SHORT = 4
+"""KV tiles per program up to which a second program on a multiprocessor costs more than it gives."""
+
+
 @functools.lru_cache(maxsize=4096)
 def plan(
     arch: str,
@@ -110,35 +202,85 @@ def plan(
     tokens: int,
     heads: int,
     topk: int,
-    processors: int,
+    device: Device,
+    *,
+    block_table: bool = False,
     deterministic: bool = False,
 ) -> Plan:
-    """Choose configuration and splits from shapes alone, so that a captured graph stays valid.
+    """Choose configuration and shares from shapes alone, so that a captured graph stays valid.
 
     Args:
         arch: name of the table.
         kv: kind of KV cache.
-        tokens: query tokens.
+        tokens: query tokens, at least 1.
         heads: query heads.
         topk: width of the indices.
-        processors: multiprocessors of the device.
+        device: what it runs on.
+        block_table: whether the kernel translates request-local positions.
         deterministic: choose without regard to `tokens`.
     """
-    rows = TABLE[arch][kv]
+    table = TABLES[arch][kv]
     if deterministic:
-        config = rows[-1].config
-        return Plan(config, min(DETERMINISTIC_SPLITS, max(1, math.ceil(topk / config.tile))))
-    for row in rows:
-        tiles = tokens * math.ceil(heads / row.config.heads)
-        if tiles <= row.load * processors:
-            break
-    return Plan(row.config, splits(tiles, math.ceil(topk / row.config.tile), row, processors))
+        return Plan.split(table.general, topk, DETERMINISTIC_SPLITS)
+    load = Load(tokens, heads, topk, device)
+    general = load.whole(table.general)
+    if not block_table:
+        for row in table.rows[:-1]:
+            chosen = load.whole(row.config)
+            if load.admitted(row) and load.filled(chosen) >= FILLED:
+                return chosen
+        last = load.whole(table.rows[-1].config)
+        general = min(last, general, key=load.time)
+    spanning = load.spanning(table.general)
+    worth = load.time(spanning) * table.span_cost < load.time(general)
+    return spanning if spanning.spans and general.share > SHORT and worth else general
 
 
-DETERMINISTIC_SPLITS = 8
+@dataclass(frozen=True)
+class Load:
+    """The work of a call, and the device it runs on."""
 
+    tokens: int
+    heads: int
+    topk: int
+    device: Device
 
-def splits(query_tiles: int, kv_tiles: int, row: Row, processors: int) -> int:
-    """Number of splits that fills the device once, no split without a KV tile."""
-    wanted = processors * row.config.resident // max(query_tiles, 1)
-    return max(1, min(wanted, kv_tiles))
+    def whole(self, config: Config) -> Plan:
+        """The plan that fills the device best without shares that span tokens."""
+        units = math.ceil(self.topk / config.tile)
+        alone = replace(config, resident=1)
+        for fewer in (alone, config):
+            splits = max(1, min(self.room(fewer) // self.tokens, units))
+            chosen = Plan.split(config, self.topk, splits)
+            if chosen.share <= SHORT:
+                break
+        return chosen
+
+    def spanning(self, config: Config) -> Plan:
+        """The plan whose shares are all equal."""
+        units = math.ceil(self.topk / config.tile)
+        return Plan(config, units, math.ceil(self.tokens * units / self.room(config)))
+
+    def room(self, config: Config) -> int:
+        """Programs per tile of query heads that the device holds at once."""
+        resident = min(config.resident, self.device.shared // (config.shared + RESERVED)) or 1
+        return max(1, self.device.processors * resident // math.ceil(self.heads / config.heads))
+
+    def admitted(self, row: Row) -> bool:
+        tiles = self.tokens * math.ceil(self.heads / row.config.heads)
+        return self.heads >= row.least_heads and tiles <= row.load * self.device.processors
+
+    def rounds(self, chosen: Plan) -> int:
+        """How often the device is filled."""
+        return math.ceil(chosen.programs(self.tokens) / self.room(chosen.config))
+
+    def time(self, chosen: Plan) -> float:
+        """KV slots that are worked on one after the other."""
+        return self.rounds(chosen) * chosen.share * chosen.config.tile
+
+    def filled(self, chosen: Plan) -> float:
+        """Part of the device that works, on average; 1 for short shares."""
+        if chosen.share <= SHORT:
+            return 1.0
+        room = self.rounds(chosen) * self.room(chosen.config)
+        return chosen.programs(self.tokens) / room

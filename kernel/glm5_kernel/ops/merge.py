@@ -21,13 +21,15 @@ from glm5_kernel.ops.checks import check_contiguous, check_device, check_dtype, 
 from glm5_kernel.ops.portable import LN2, LOG2E, narrow
 
 
-@triton.jit(do_not_specialize=["n_parts", "s_row", "s_part", "s_lse_row", "s_lse_part"])
+@triton.jit(do_not_specialize=["n_heads", "n_units", "share", "s_row", "s_part", "s_lse_row", "s_lse_part"])
 def merge_kernel(
     p_part,
     p_part_lse,
     p_out,
     p_lse,
-    n_parts,
+    n_heads,
+    n_units,
+    share,
     s_row,
     s_part,
     s_lse_row,
@@ -44,6 +46,9 @@ def merge_kernel(
     if PDL:
         gdc_wait()
 
+    # How many programs worked on this row.
+    i_t = i_row // n_heads
+    n_parts = ((i_t + 1) * n_units - 1) // share - i_t * n_units // share + 1
     # [BP]
     p_l = p_part_lse + i_row * s_lse_row + o_p.to(tl.int64) * s_lse_part
     b_lse = tl.load(p_l, mask=o_p < n_parts, other=float("-inf"))
@@ -70,24 +75,27 @@ def launch_merge(
     out: Tensor,
     lse: Tensor,
     *,
-    n_parts: int,
+    max_parts: int,
     strides: tuple[int, int, int, int],
+    sharing: tuple[int, int, int],
     pdl: bool,
 ) -> None:
-    """Merge `n_parts` partial results of every row of `out`.
+    """Merge the partial results of every row of `out`.
 
     Args:
         parts: partial outputs; row r of part p starts at element `r * strides[0] + p * strides[1]`.
         part_lses: float32; element `r * strides[2] + p * strides[3]`.
         out: [..., D] contiguous, its leading dims are the rows.
         lse: float32, one element per row, contiguous.
-        n_parts: number of parts.
+        max_parts: the most parts that a row has.
         strides: see above.
+        sharing: heads, KV tiles per token and tiles per program (`configs.Plan`): token t
+            (= row // heads) has as many parts as programs share its tiles.
         pdl: start while the kernel before this one still runs (capability 9.0 and newer).
     """
     dim = out.shape[-1]
     rows = out.numel() // dim
-    padded = triton.next_power_of_2(n_parts)
+    padded = triton.next_power_of_2(max_parts)
     # Measured on an H200: two warps and 8192 values a program, in whole groups of 128.
     block = min(math.gcd(dim, 512), max(128, 8192 // padded))
     extra = {"launch_pdl": True} if pdl else {}
@@ -96,7 +104,7 @@ def launch_merge(
         part_lses,
         out,
         lse,
-        n_parts,
+        *sharing,
         *strides,
         D=dim,
         BD=block,
@@ -147,7 +155,10 @@ def merge_partials(
     if tokens:
         rows = tokens * heads
         strides = (dim, rows * dim, 1, rows)
-        launch_merge(outs, lses, out, lse, n_parts=n_parts, strides=strides, pdl=False)
+        launch_merge(
+            outs, lses, out, lse, max_parts=n_parts, strides=strides, sharing=(1, n_parts, 1),
+            pdl=False,
+        )  # fmt: skip
     return out, lse
 
 

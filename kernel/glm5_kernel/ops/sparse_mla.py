@@ -32,7 +32,7 @@ from glm5_kernel.ops.checks import (
     check_shape,
     require,
 )
-from glm5_kernel.ops.configs import Config, Kv, Plan, architecture, plan
+from glm5_kernel.ops.configs import Config, Device, Kv, Plan, architecture, plan
 from glm5_kernel.ops.layouts import GROUP, Fp8Layout
 from glm5_kernel.ops.merge import check_result, launch_merge
 from glm5_kernel.ops.portable import IN_INTERPRETER, LN2, LOG2E, dot, narrow
@@ -142,6 +142,10 @@ INTEGERS = [
     "n_pages",
     "topk",
     "n_heads",
+    "n_units",
+    "n_all_units",
+    "share",
+    "n_parts",
     "s_q_token",
     "s_q_head",
     "s_qr_token",
@@ -153,9 +157,13 @@ INTEGERS = [
 ]
 
 
-# No integer is specialised: a new batch, pool or table size must not compile anything.
-@triton.jit(do_not_specialize=INTEGERS)
-def split_kernel(
+@triton.jit
+def _attend(
+    i_t,
+    i_h,
+    i_part,
+    first,
+    last,
     p_q,
     p_q_rope,
     p_kv,
@@ -171,6 +179,7 @@ def split_kernel(
     n_pages,
     topk,
     n_heads,
+    n_parts,
     s_q_token,
     s_q_head,
     s_qr_token,
@@ -191,31 +200,23 @@ def split_kernel(
     USE_LENGTH: tl.constexpr,
     Q_ALIGN: tl.constexpr,
     KV_ALIGN: tl.constexpr,
-    PDL: tl.constexpr,
 ):
+    """One token's KV tiles [first, last), for one tile of query heads: part `i_part` of it."""
     G: tl.constexpr = D // 128  # groups
     NB: tl.constexpr = 4 if FP8 else 1  # tensors a group is held in, one per byte of a word
     C: tl.constexpr = 128 // NB
-    n_head_tiles = tl.cdiv(n_heads, HB)
-    i_t = (tl.program_id(0) // n_head_tiles).to(tl.int64)
-    i_h = tl.program_id(0) % n_head_tiles
-    i_s = tl.program_id(1)
-    n_splits = tl.num_programs(1)
     o_h = i_h * HB + tl.arange(0, HB)
     o_n = tl.arange(0, BN)
     o_c = tl.arange(0, C)
     o_g = tl.arange(0, 128)
     m_h = o_h < n_heads
-    if PDL:
-        gdc_wait()
 
-    # The KV slots of this split: [start, end) of the token's list.
+    # The KV slots: [start, end) of the token's list.
     length = topk
     if USE_LENGTH:
         length = tl.minimum(tl.maximum(tl.load(p_length + i_t), 0), topk)
-    per_split = tl.cdiv(tl.cdiv(length, BN), n_splits) * BN
-    start = i_s * per_split
-    end = tl.minimum(start + per_split, length)
+    start = first * BN
+    end = tl.minimum(last * BN, length)
     p_row = p_index + i_t * s_index
     # What the next tile gathers is loaded one tile ahead and used raw, else its latency shows.
     b_next = _chosen(p_row, start, end, o_n)
@@ -225,9 +226,9 @@ def split_kernel(
         request = tl.load(p_request + i_t)
         known = (request >= 0) & (request < n_requests)
         p_pages = p_table + tl.where(known, request, 0).to(tl.int64) * s_table
-        n_pages = tl.where(known, n_pages, 0)
+        pages = tl.where(known, n_pages, 0)
         b_after = _chosen(p_row, start + BN, end, o_n)
-        b_next, b_rest = _page(p_pages, b_next, n_pages, BLOCK)
+        b_next, b_rest = _page(p_pages, b_next, pages, BLOCK)
 
     # Queries: per group [HB, 128], and [HB, R].
     p_qt = p_q + tl.multiple_of(i_t * s_q_token + o_h.to(tl.int64) * s_q_head, Q_ALIGN)
@@ -267,7 +268,7 @@ def split_kernel(
         if USE_TABLE:
             b_block = b_next
             b_in_block = b_rest
-            b_next, b_rest = _page(p_pages, b_after, n_pages, BLOCK)
+            b_next, b_rest = _page(p_pages, b_after, pages, BLOCK)
             b_after = _chosen(p_row, n + 2 * BN, end, o_n)
         else:
             b_block = b_next // BLOCK
@@ -348,7 +349,7 @@ def split_kernel(
     empty = b_max == float("-inf")
     b_total = tl.sum(b_sum, 1)
     b_share = tl.where(empty, 0.0, 1.0 / b_total)[:, None]
-    o_row = (i_t * n_heads + o_h) * n_splits + i_s
+    o_row = (i_t * n_heads + o_h) * n_parts + i_part
     for g in tl.static_range(G):
         # Narrowed before the bytes are joined, while it lies as the matrix instructions left it.
         b_o = ()
@@ -360,6 +361,93 @@ def split_kernel(
         tl.store(p_o, b_row, mask=m_h[:, None])
     b_lse = tl.where(empty, float("-inf"), b_max * LN2 + tl.log(b_total))
     tl.store(p_lse + o_row, b_lse, mask=m_h)
+
+
+# No integer is specialised: a new batch, pool or table size must not compile anything.
+@triton.jit(do_not_specialize=INTEGERS)
+def split_kernel(
+    p_q,
+    p_q_rope,
+    p_kv,
+    p_index,
+    p_length,
+    p_table,
+    p_request,
+    p_out,
+    p_lse,
+    sm_scale_log2,
+    n_kv,
+    n_requests,
+    n_pages,
+    topk,
+    n_heads,
+    n_units,
+    n_all_units,
+    share,
+    n_parts,
+    s_q_token,
+    s_q_head,
+    s_qr_token,
+    s_qr_head,
+    s_block,
+    s_slot,
+    s_index,
+    s_table,
+    D: tl.constexpr,
+    R: tl.constexpr,
+    HB: tl.constexpr,
+    BN: tl.constexpr,
+    BLOCK: tl.constexpr,
+    FLAT: tl.constexpr,
+    FP8: tl.constexpr,
+    NATIVE: tl.constexpr,
+    USE_TABLE: tl.constexpr,
+    USE_LENGTH: tl.constexpr,
+    Q_ALIGN: tl.constexpr,
+    KV_ALIGN: tl.constexpr,
+    SPAN: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Works on `share` KV tiles of the sequence that all tokens' tiles form (`configs.Plan`).
+
+    SPAN: a share may end in one token and begin in another. Without it the code is straight, which
+    takes fewer registers.
+    """
+    n_head_tiles = tl.cdiv(n_heads, HB)
+    i_h = tl.program_id(0) % n_head_tiles
+    i_p = tl.program_id(0) // n_head_tiles
+    if PDL:
+        gdc_wait()
+    unit = i_p * share
+    if SPAN:
+        stop = tl.minimum(unit + share, n_all_units)
+        while unit < stop:
+            i_t = unit // n_units
+            first = unit - i_t * n_units
+            last = tl.minimum(first + stop - unit, n_units)
+            unit += last - first
+            i_part = i_p - (i_t * n_units) // share
+            # fmt: off
+            _attend(
+                i_t.to(tl.int64), i_h, i_part, first, last,
+                p_q, p_q_rope, p_kv, p_index, p_length, p_table, p_request, p_out, p_lse,
+                sm_scale_log2, n_kv, n_requests, n_pages, topk, n_heads, n_parts, s_q_token,
+                s_q_head, s_qr_token, s_qr_head, s_block, s_slot, s_index, s_table, D, R, HB, BN,
+                BLOCK, FLAT, FP8, NATIVE, USE_TABLE, USE_LENGTH, Q_ALIGN, KV_ALIGN,
+            )
+            # fmt: on
+    else:
+        i_t = unit // n_units
+        first = unit - i_t * n_units
+        # fmt: off
+        _attend(
+            i_t.to(tl.int64), i_h, first // share, first, first + share,
+            p_q, p_q_rope, p_kv, p_index, p_length, p_table, p_request, p_out, p_lse,
+            sm_scale_log2, n_kv, n_requests, n_pages, topk, n_heads, n_parts, s_q_token,
+            s_q_head, s_qr_token, s_qr_head, s_block, s_slot, s_index, s_table, D, R, HB, BN,
+            BLOCK, FLAT, FP8, NATIVE, USE_TABLE, USE_LENGTH, Q_ALIGN, KV_ALIGN,
+        )
+        # fmt: on
 
 
 def sparse_mla(
@@ -421,22 +509,25 @@ def sparse_mla(
     if tokens == 0:
         return out, lse
     device = q_latent.device
-    chosen = force_plan or _plan(
-        device, kv_cache, tokens, heads, indices.shape[1], deterministic
-    )
+    arch, hardware = device_table(device)
+    chosen = force_plan or plan(
+        arch, _kind(kv_cache), tokens, heads, indices.shape[1], hardware,
+        block_table=block_table is not None, deterministic=deterministic,
+    )  # fmt: skip
     pdl = supports_pdl(device)
     parts, part_lses = out, lse
-    if chosen.splits > 1:
-        parts, part_lses = _scratch(workspace, q_latent, latent_dim, chosen.splits)
+    if chosen.parts > 1:
+        parts, part_lses = _scratch(workspace, q_latent, latent_dim, chosen.parts)
     _launch_split(
         q_latent, q_rope, kv_cache, indices, sm_scale, lengths, block_table, request_ids,
         parts, part_lses, chosen, latent_dim, rope_dim, pdl,
     )  # fmt: skip
-    if chosen.splits > 1:
-        n = chosen.splits
+    if chosen.parts > 1:
+        n = chosen.parts
+        strides = (n * latent_dim, latent_dim, n, 1)
         launch_merge(
-            parts, part_lses, out, lse, n_parts=n, strides=(n * latent_dim, latent_dim, n, 1),
-            pdl=pdl,
+            parts, part_lses, out, lse, max_parts=n, strides=strides,
+            sharing=(heads, chosen.units, chosen.share), pdl=pdl,
         )  # fmt: skip
     return out, lse
 
@@ -451,14 +542,14 @@ def workspace_bytes(
     device: torch.device | str = "cuda",
 ) -> int:
     """Bytes of `workspace` that any call of up to `max_tokens` tokens needs on `device`."""
-    arch, processors = _device(torch.device(device))
+    arch, hardware = device_table(torch.device(device))
     kv: Kv = "fp8" if fp8 else "16bit"
     plans = [
-        (t, plan(arch, kv, t, heads, topk, processors, deterministic))
+        (t, plan(arch, kv, t, heads, topk, hardware, **mode))
         for t in range(1, max_tokens + 1)
-        for deterministic in (False, True)
+        for mode in ({}, {"block_table": True}, {"deterministic": True})
     ]
-    return max((_partial_bytes(t, heads, p.splits, latent_dim) for t, p in plans), default=0)
+    return max((_partial_bytes(t, heads, p.parts, latent_dim) for t, p in plans), default=0)
 
 
 def supports_pdl(device: torch.device) -> bool:
@@ -558,32 +649,30 @@ def _check_indices(
 
 
 @functools.lru_cache(maxsize=64)
-def _device(device: torch.device) -> tuple[str, int]:
+def device_table(device: torch.device) -> tuple[str, Device]:
+    """The table that a device uses, and what its shares are cut for."""
     if INTERPRET:
-        return "sm120", 4
-    properties = torch.cuda.get_device_properties(device)
-    return architecture((properties.major, properties.minor)), properties.multi_processor_count
+        return "sm120", Device(processors=4, shared=102_400)
+    found = torch.cuda.get_device_properties(device)
+    hardware = Device(found.multi_processor_count, found.shared_memory_per_multiprocessor)
+    return architecture((found.major, found.minor)), hardware
 
 
-def _plan(
-    device: torch.device, kv_cache: Tensor, tokens: int, heads: int, topk: int, deterministic: bool
-) -> Plan:
-    arch, processors = _device(device)
-    kv: Kv = "fp8" if kv_cache.dtype == torch.uint8 else "16bit"
-    return plan(arch, kv, tokens, heads, topk, processors, deterministic)
+def _kind(kv_cache: Tensor) -> Kv:
+    return "fp8" if kv_cache.dtype == torch.uint8 else "16bit"
 
 
-def _partial_bytes(tokens: int, heads: int, splits: int, latent_dim: int) -> int:
-    """A 16-bit output and a float32 lse per token, head and split; nothing for one split."""
-    return tokens * heads * splits * (2 * latent_dim + 4) if splits > 1 else 0
+def _partial_bytes(tokens: int, heads: int, parts: int, latent_dim: int) -> int:
+    """A 16-bit output and a float32 lse per token, head and part; nothing for a single part."""
+    return tokens * heads * parts * (2 * latent_dim + 4) if parts > 1 else 0
 
 
 def _scratch(
-    workspace: Tensor | None, q: Tensor, latent_dim: int, splits: int
+    workspace: Tensor | None, q: Tensor, latent_dim: int, parts: int
 ) -> tuple[Tensor, Tensor]:
-    """Partial outputs [T, H, splits, latent_dim] in q's dtype and lses [T, H, splits] float32."""
+    """Partial outputs [T, H, parts, latent_dim] in q's dtype and lses [T, H, parts] float32."""
     tokens, heads, _ = q.shape
-    needed = _partial_bytes(tokens, heads, splits, latent_dim)
+    needed = _partial_bytes(tokens, heads, parts, latent_dim)
     if workspace is None:
         workspace = torch.empty(needed, dtype=torch.uint8, device=q.device)
     check_dtype("workspace", workspace, (torch.uint8,))
@@ -592,10 +681,10 @@ def _scratch(
     require(workspace.numel() >= needed, "workspace", f"{workspace.numel()} bytes",
             f"at least {needed}")  # fmt: skip
     require(workspace.data_ptr() % 16 == 0, "workspace", "an unaligned address", "16-byte aligned")
-    size = tokens * heads * splits
-    parts = workspace[: 2 * size * latent_dim].view(q.dtype)
+    size = tokens * heads * parts
+    outs = workspace[: 2 * size * latent_dim].view(q.dtype)
     lses = workspace[2 * size * latent_dim : needed].view(torch.float32)
-    return parts, lses
+    return outs, lses
 
 
 def _alignment(tensor: Tensor) -> int:
@@ -627,7 +716,7 @@ def _launch_split(
     flat = not local and kv_cache.stride(0) == block_size * kv_cache.stride(1)
     table = indices if block_table is None else block_table
     extra: dict[str, Any] = {"launch_pdl": True} if pdl else {}
-    split_kernel[(tokens * math.ceil(heads / config.heads), chosen.splits)](
+    split_kernel[(chosen.programs(tokens) * math.ceil(heads / config.heads),)](
         q_latent,
         q_rope,
         kv_cache,
@@ -643,6 +732,10 @@ def _launch_split(
         table.shape[1],
         indices.shape[1],
         heads,
+        chosen.units,
+        tokens * chosen.units,
+        chosen.share,
+        chosen.parts,
         *q_latent.stride()[:2],
         *q_rope.stride()[:2],
         *kv_cache.stride()[:2],
@@ -660,6 +753,7 @@ def _launch_split(
         USE_LENGTH=lengths is not None,
         Q_ALIGN=min(_alignment(q_latent), _alignment(q_rope) if rope_dim else 16),
         KV_ALIGN=_alignment(kv_cache),
+        SPAN=chosen.spans,
         PDL=pdl,
         num_warps=config.warps,
         num_stages=config.stages,
