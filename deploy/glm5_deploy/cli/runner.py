@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -109,7 +109,8 @@ class Fleet:
 
             def one(target: Target) -> HostOutcome:
                 with closing(connect(target, self.inventory)) as host:
-                    return work(Job(target, host, screen, cancel, base))
+                    outcome = work(Job(target, host, screen, cancel, base))
+                    return replace(outcome, data={**outcome.data, "round_trips": host.round_trips})
 
             outcomes = fan_out(
                 self.targets, one, screen, cancel,
