@@ -76,6 +76,10 @@ class RevertedError(Glm5Error):
     exit_code = ExitCode.SMOKE_FAILED
 
 
+class RevertFailedError(Glm5Error):
+    """The new release did not prove itself and could not be taken back either."""
+
+
 class SmokeFailedError(Glm5Error):
     """A running server did not answer as it should."""
 

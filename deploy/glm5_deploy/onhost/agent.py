@@ -3,7 +3,7 @@
     agent.py ROOT switch      carry out the switch that standard input describes, as pending
     agent.py ROOT confirm ID  the release proved itself: forget that it was pending
     agent.py ROOT extend N    give the pending switch N seconds from now
-    agent.py ROOT revert WHY  take the pending switch back now
+    agent.py ROOT revert ID WHY  take this pending switch back now; another's is left alone
     agent.py ROOT prune N     keep the current, the previous, a pending release and N more
     agent.py ROOT check       take the switch back if its deadline has passed (a timer calls this)
 
@@ -17,6 +17,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -46,11 +47,22 @@ def write(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
-    folder = os.open(path.parent, os.O_RDONLY)
+    settle(path.parent)
+
+
+def settle(folder: Path) -> None:
+    """Make what was renamed or removed in a folder survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(descriptor)
     finally:
-        os.close(folder)
+        os.close(descriptor)
+
+
+def forget(path: Path) -> None:
+    """Remove a file so that it does not come back with a power cut."""
+    path.unlink(missing_ok=True)
+    settle(path.parent)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -99,11 +111,54 @@ def install_unit(release: Path, unit: str) -> bool:
     return True
 
 
+def unit_of(root: Path, release: str | None, otherwise: str) -> str:
+    """The service that a release was made for: a profile may have had another name then."""
+    try:
+        text = (root / "releases" / str(release) / "unit").read_text(encoding="utf-8")
+    except OSError:
+        return otherwise
+    found = re.search(r"^SyslogIdentifier=([a-zA-Z0-9_.-]+)$", text, re.MULTILINE)
+    return f"{found.group(1)}.service" if found else otherwise
+
+
+def retire(unit: str) -> None:
+    """Stop a service and take its unit away: two servers of one root never run side by side."""
+    place = UNITS / unit
+    if not place.exists():
+        return
+    systemctl("disable", "--quiet", "--now", unit)
+    systemctl("reset-failed", unit, check=False)
+    forget(place)
+    systemctl("daemon-reload")
+
+
+def retire_guards(root: Path, unit: str) -> None:
+    """Take away the timers that watched this root for services of other names."""
+    for service in UNITS.glob("*-confirm.service"):
+        timer = service.with_suffix(".timer")
+        if timer.name == timer_of(unit) or not watches(service, root):
+            continue
+        systemctl("disable", "--quiet", "--now", timer.name, check=False)
+        timer.unlink(missing_ok=True)
+        service.unlink(missing_ok=True)
+        systemctl("daemon-reload")
+
+
+def watches(service: Path, root: Path) -> bool:
+    """Whether a unit file is that of this agent for this root."""
+    agent = str(root / "lib" / "agent.py").replace("%", "%%").replace("\\", "\\\\")
+    agent = agent.replace('"', '\\"')
+    return f'"{agent}"' in service.read_text(encoding="utf-8", errors="replace")
+
+
 def activate(root: Path, release: str, unit: str) -> bool:
     """Make a release the current one and (re)start its service without waiting for it."""
     folder = root / "releases" / release
     if not (folder / "unit").is_file():
         raise RuntimeError(f"release {release} is not on this host: {folder}")
+    before = unit_of(root, current_release(root), unit)
+    if before != unit:
+        retire(before)
     link(root / "current", Path("releases") / release)
     reloaded = install_unit(folder, unit)
     systemctl("reset-failed", unit, check=False)
@@ -123,6 +178,37 @@ def timer_of(unit: str) -> str:
     return unit.replace(".service", "-confirm.timer")
 
 
+def due(seconds: float) -> dict[str, object]:
+    """A deadline on both clocks: the one that people set, and the one that only runs."""
+    return {
+        "deadline": time.time() + seconds,
+        "boot": boot(),
+        "uptime": time.clock_gettime(time.CLOCK_BOOTTIME) + seconds,
+        "within": seconds,
+    }
+
+
+def boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
+def seconds_left(pending: dict[str, Any]) -> float:
+    """Until the deadline. A clock that is set meanwhile moves nothing; after a reboot the wall
+    clock counts, but no longer than the whole time since then.
+    """
+    if pending.get("boot") == boot():
+        return float(pending["uptime"]) - time.clock_gettime(time.CLOCK_BOOTTIME)
+    within = float(pending.get("within", pending.get("confirm_within", 0)))
+    return min(float(pending["deadline"]) - time.time(), within - since_boot())
+
+
+def since_boot() -> float:
+    """Seconds since process 1 began; a container's kernel has been up for longer."""
+    ticks = Path("/proc/1/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
+    began = int(ticks) / os.sysconf("SC_CLK_TCK")
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - began
+
+
 def switch(root: Path, state: Path, order: dict[str, Any]) -> dict[str, object]:
     """Note the switch as pending, then carry it out.
 
@@ -131,7 +217,7 @@ def switch(root: Path, state: Path, order: dict[str, Any]) -> dict[str, object]:
     """
     pending = read_json(state / "pending.json")
     before = pending["previous"] if pending else current_release(root)
-    note = {**order, "previous": before, "deadline": time.time() + order["confirm_within"]}
+    note = {**order, "previous": before, **due(order["confirm_within"])}
     (state / "reverted.json").unlink(missing_ok=True)
     write(state / "pending.json", json.dumps(note))
     systemctl("start", "--no-block", timer_of(order["unit"]), check=False)
@@ -145,7 +231,7 @@ def extend(state: Path, seconds: float) -> dict[str, object]:
     pending = read_json(state / "pending.json")
     if pending is None:
         raise RuntimeError("nothing is pending any more: the switch was taken back")
-    write(state / "pending.json", json.dumps({**pending, "deadline": time.time() + seconds}))
+    write(state / "pending.json", json.dumps({**pending, **due(seconds)}))
     return {"pending": pending["release"]}
 
 
@@ -162,26 +248,31 @@ def confirm(root: Path, state: Path, release: str) -> dict[str, object]:
         raise RuntimeError(f"release {pending['release']} is pending, not {release}")
     if pending["previous"] and pending["previous"] != release:
         link(root / "previous", Path("releases") / pending["previous"])
-    (state / "pending.json").unlink(missing_ok=True)
+    forget(state / "pending.json")
     systemctl("stop", "--no-block", timer_of(pending["unit"]), check=False)
+    retire_guards(root, pending["unit"])
     audit(state, "confirm", release=release)
     return {"confirmed": release}
 
 
-def revert(root: Path, state: Path, reason: str) -> dict[str, object]:
+def revert(root: Path, state: Path, release: str, reason: str) -> dict[str, object]:
     """Go back to the release that was last confirmed, or to stopped and disabled where there was
-    none.
+    none. A switch to another release than this is somebody else's and left alone.
     """
     pending = read_json(state / "pending.json")
-    if pending is None:
-        return {"reverted": None}
+    if pending is None or pending["release"] != release:
+        other = None if pending is None else pending["release"]
+        return {"reverted": None, "pending": other, "current": current_release(root)}
     unit, previous = pending["unit"], pending["previous"]
+    if previous is not None and not (root / "releases" / previous / "unit").is_file():
+        reason = f"{reason}; release {previous} is damaged: stopped and disabled instead"
+        previous = None
     if previous is None:
         systemctl("disable", "--quiet", "--now", unit, check=False)
         systemctl("reset-failed", unit, check=False)
         link(root / "current", None)
     else:
-        activate(root, previous, unit)
+        activate(root, previous, unit_of(root, previous, unit))
     done = {
         "reverted": pending["release"],
         "previous": previous,
@@ -189,7 +280,7 @@ def revert(root: Path, state: Path, reason: str) -> dict[str, object]:
         "at": time.time(),
     }
     write(state / "reverted.json", json.dumps(done))
-    (state / "pending.json").unlink(missing_ok=True)
+    forget(state / "pending.json")
     audit(state, "revert", release=pending["release"], previous=previous, reason=reason)
     systemctl("stop", "--no-block", timer_of(unit), check=False)
     return done
@@ -213,7 +304,9 @@ def prune(root: Path, state: Path, keep: int) -> dict[str, object]:
         (read_json(p / "profile.json") or {}).get("venv") for p in (root / "releases").iterdir()
     }
     for path in (root / "venvs").iterdir():
-        if path.name not in used and (path / ".done").exists():
+        # An unfinished one may be what an earlier run still builds.
+        building = systemctl("is-active", "--quiet", f"glm5-job-venv-{path.name}", check=False)
+        if path.name not in used and not building:
             removed.append(f"venvs/{path.name}")
             shutil.rmtree(path)
     return {"removed": removed}
@@ -223,14 +316,16 @@ def check(root: Path, state: Path) -> dict[str, object]:
     """What the timer calls: revert past the deadline, rest where nothing is pending."""
     pending = read_json(state / "pending.json")
     if pending is None:
-        for timer in UNITS.glob("glm5-*-confirm.timer"):
-            if f"{root}/" in timer.with_suffix(".service").read_text(encoding="utf-8"):
-                systemctl("stop", "--no-block", timer.name, check=False)
+        for service in UNITS.glob("*-confirm.service"):
+            if watches(service, root):
+                timer = service.with_suffix(".timer").name
+                systemctl("stop", "--no-block", timer, check=False)
         return {"pending": None}
-    left = pending["deadline"] - time.time()
+    left = seconds_left(pending)
     if left > 0:
         return {"pending": pending["release"], "seconds_left": round(left)}
-    return revert(root, state, "not confirmed by its deadline; reverted by the host itself")
+    why = "not confirmed by its deadline; reverted by the host itself"
+    return revert(root, state, pending["release"], why)
 
 
 def main(words: list[str]) -> None:
@@ -250,7 +345,7 @@ def main(words: list[str]) -> None:
         elif verb == "confirm":
             done = confirm(root, state, words[2])
         elif verb == "revert":
-            done = revert(root, state, words[2])
+            done = revert(root, state, words[2], words[3])
         else:
             done = check(root, state)
     print(json.dumps(done))

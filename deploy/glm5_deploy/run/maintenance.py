@@ -4,17 +4,16 @@ lock.
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from typing import Any
 
-from glm5_deploy.config.models import Profile, Target
-from glm5_deploy.errors import Glm5Error, UsageError
+from glm5_deploy.config.models import Target
+from glm5_deploy.errors import UsageError
 from glm5_deploy.hosts.command import Secret, command, script
 from glm5_deploy.hosts.host import Host
 from glm5_deploy.report.events import Events
 from glm5_deploy.report.outcome import ChangeReport, Check, HostOutcome, SmokeChecksError
 from glm5_deploy.run.cancel import Cancel
+from glm5_deploy.run.earlier import as_it_was
 from glm5_deploy.run.health import Watch
 from glm5_deploy.run.lock import locked
 from glm5_deploy.run.steps import Executor
@@ -22,9 +21,8 @@ from glm5_deploy.run.transaction import Transaction
 from glm5_deploy.smoke.run import run_smoke
 from glm5_deploy.stages.desired import Desired, Release
 from glm5_deploy.stages.observed import Observed, Paths, observe
-from glm5_deploy.stages.service import switch_to
-
-_OURS = ("venv", "model_sha256", "secret_names")
+from glm5_deploy.stages.service import guard, switch_to
+from glm5_deploy.stages.system import programs
 
 # Only what `up` makes is removed, by name: a root that was set wrongly loses nothing else.
 _PURGE = """
@@ -74,22 +72,27 @@ class Maintenance:
         with locked(self.host, self.paths.state, "rollback"):
             observed = observe(self.host, self.desired.target)
             chosen = self._choose(release, observed)
-            target = self._as_it_was(chosen)
+            target = as_it_was(self.host, self.desired.target, chosen)
             desired = replace(self.desired, target=target, release=Release(chosen, ()))
+            if target.profile.unit_name != self.paths.unit:
+                observed = observe(self.host, target)
             change = switch_to(desired, observed, chosen)
+            changes = [*programs(desired, observed), *guard(desired, observed), change]
             self.events.stage(self.host.name, "service")
             executor = Executor(self.host, self.events, self.cancel)
             transaction = Transaction(desired, observed, executor, self.api_key)
-            checks = transaction.carry_out([change])
-        return HostOutcome(
-            self.host.name, "changed", (change.report,), release=chosen, checks=checks
-        )
+            checks = transaction.carry_out(changes)
+        reports = tuple(change.report for change in changes)
+        return HostOutcome(self.host.name, "changed", reports, release=chosen, checks=checks)
 
     def _choose(self, release: str | None, observed: Observed) -> str:
         deployed = observed.deployment
-        if release is None and deployed.previous is None:
+        # Where a switch is not confirmed yet, what was confirmed last is what it goes back to.
+        pending = deployed.pending or {}
+        previous = pending.get("previous") if pending else deployed.previous
+        if release is None and previous is None:
             raise UsageError(f"{self.host.name}: no previous release", "see `glm5-deploy releases`")
-        wanted = release or deployed.previous or ""
+        wanted = release or previous or ""
         found = [name for name in deployed.releases if name.startswith(wanted)]
         if len(found) != 1:
             there = ", ".join(deployed.releases) or "none"
@@ -97,13 +100,6 @@ class Maintenance:
         if found[0] == deployed.current:
             raise UsageError(f"{self.host.name}: {found[0]} is the current release already")
         return found[0]
-
-    def _as_it_was(self, release: str) -> Target:
-        """The target with the release's own profile; limits and tests are today's."""
-        text = self.host.get(self.paths.release(release) / "profile.json").decode()
-        return self.desired.target.model_copy(
-            update={"profile": _profile_of(json.loads(text), self.desired.target.profile)}
-        )
 
     def restart(self, *, smoke: bool) -> HostOutcome:
         """Restart the service and wait until it answers.
@@ -143,8 +139,9 @@ def take_down(
     paths = Paths.of(target)
     name = paths.unit.removesuffix(".service")
     observed = observe(host, target)
+    incumbent = observed.deployment.incumbent
     present = observed.unit.load_state == "loaded"
-    if not present and not purge:
+    if not present and not purge and incumbent is None:
         return HostOutcome(host.name, "unchanged")
     changes: list[ChangeReport] = []
     with locked(host, paths.state, "down"):
@@ -154,6 +151,11 @@ def take_down(
             stop = target.profile.limits.stop + 60
             host.run(script(_DOWN, name, paths.root), sudo=True, timeout=stop)
             changes.append(ChangeReport("service", "stop", paths.unit))
+        if incumbent is not None and incumbent.running:
+            earlier = incumbent.unit.removesuffix(".service")
+            stop = target.profile.limits.stop + 60
+            host.run(script(_DOWN, earlier, paths.root), sudo=True, timeout=stop)
+            changes.append(ChangeReport("service", "stop", incumbent.unit))
         if purge and observed.deployment.file(paths.agent) is not None:
             host.run(
                 command("systemctl", "disable", "--quiet", "--now", paths.confirm_timer),
@@ -163,23 +165,3 @@ def take_down(
             host.run(purge_command, sudo=True, timeout=600)
             changes.append(ChangeReport("system", "remove", str(paths.root)))
     return HostOutcome(host.name, "changed" if changes else "unchanged", tuple(changes))
-
-
-def _profile_of(document: dict[str, Any], today: Profile) -> Profile:
-    """A profile from a release's own record; what the record leaves out is taken from today's."""
-    kept = {name: value for name, value in document.items() if name not in _OURS}
-    smoke = today.smoke
-    if kept.get("model", {}).get("name") != today.model.name:
-        smoke = smoke.model_copy(update={"expect": []})
-    try:
-        return Profile.model_validate(
-            {
-                **kept,
-                "smoke": smoke,
-                "limits": today.limits,
-                "needs": today.needs,
-                "secrets": today.secrets,
-            }
-        )
-    except ValueError as error:
-        raise Glm5Error(f"the release's own profile cannot be read: {error}") from error

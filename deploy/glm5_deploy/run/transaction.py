@@ -10,6 +10,7 @@ from glm5_deploy.errors import Glm5Error, RevertedError, RevertFailedError, Unre
 from glm5_deploy.hosts.command import Secret
 from glm5_deploy.report.outcome import Check, SmokeChecksError
 from glm5_deploy.run.cancel import InterruptedRunError
+from glm5_deploy.run.earlier import as_it_was
 from glm5_deploy.run.health import Watch
 from glm5_deploy.run.steps import Executor
 from glm5_deploy.stages import service
@@ -82,7 +83,8 @@ class Transaction:
         release = self.desired.release.identifier
         command = service.agent(self.desired, self.observed, "revert", release, reason)
         try:
-            done = json.loads(host.run(command, sudo=True, timeout=300).stdout)
+            limit = 300 + self.desired.target.profile.limits.stop
+            done = json.loads(host.run(command, sudo=True, timeout=limit).stdout)
         except UnreachableError as error:
             raise UnreachableError(
                 f"{cause}; and the host is away: it takes the release back by itself "
@@ -99,15 +101,16 @@ class Transaction:
         if done["reverted"] is None:
             raise RevertedError(f"{cause}\n{_somebody_else(done)}", hint) from cause
         previous = done.get("previous")
-        back = self._await_previous() if previous else "stopped and disabled, as before"
+        back = self._await(previous) if previous else "stopped and disabled, as before"
         where = f"back on {previous}: {back}" if previous else back
         raise RevertedError(f"{cause}\nreverted: {where}", hint) from cause
 
-    def _await_previous(self) -> str:
+    def _await(self, previous: str) -> str:
         """Whether the earlier release serves again; a failure of that is told, not raised."""
-        host, target = self.executor.host, self.desired.target
-        limit = target.profile.limits.load
+        host = self.executor.host
+        limit = self.desired.target.profile.limits.load
         try:
+            target = as_it_was(host, self.desired.target, previous)
             Watch(host, target, self.executor.events, self.executor.cancel, limit).until_healthy(
                 None, generate=False
             )

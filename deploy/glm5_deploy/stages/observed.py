@@ -27,6 +27,11 @@ _TREE = (
     "find -L . -type f ! -path '*/.*/*' ! -name '.*' -printf '%s %T@ %C@ %i %P\\n'; else exit 3; fi"
 )
 _USER = 'getent passwd -- "$1" >/dev/null && echo yes || :'
+_INCUMBENT = """
+name=$(sed -n 's/^SyslogIdentifier=//p' "$1/unit" 2>/dev/null | head -n 1)
+[ -n "$name" ] && [ "$name.service" != "$2" ] || exit 0
+echo "Unit=$name.service"; systemctl show -p ActiveState,MainPID -- "$name.service"
+"""
 _JOBS = "systemctl list-units --all --plain --no-legend --full 'glm5-job-*' || :"
 _FOLDERS = 'for f in "$@"; do [ -d "$f" ] && stat -c "%a %U %n" -- "$f"; done; :'
 
@@ -48,6 +53,15 @@ class LockState:
     token: str
     until: float
     record: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Incumbent:
+    """The service of the current release where the profile now names another one."""
+
+    unit: str
+    running: bool
+    main_pid: int
 
 
 @dataclass(frozen=True)
@@ -74,6 +88,7 @@ class DeploymentFacts:
     model_stamp: dict[str, Any] | None = None
     user_exists: bool = False
     jobs: dict[str, str] | None = None
+    incumbent: Incumbent | None = None
     folders: dict[str, tuple[str, str]] | None = None
 
     def file(self, path: PurePosixPath) -> str | None:
@@ -232,6 +247,16 @@ def parse_tree(output: FactOutput) -> dict[str, FileState] | None:
     return files
 
 
+def parse_incumbent(output: FactOutput) -> Incumbent | None:
+    """Lines of ``NAME=value``; None where the current release is the profile's own service."""
+    values = dict(line.split("=", 1) for line in output.stdout.splitlines() if "=" in line)
+    if "Unit" not in values:
+        return None
+    running = values.get("ActiveState", "") not in {"", "inactive", "failed"}
+    pid = values.get("MainPID", "")
+    return Incumbent(values["Unit"], running, int(pid) if pid.isdigit() else 0)
+
+
 def _jobs(output: FactOutput) -> dict[str, str]:
     rows = (line.split(None, 4) for line in output.stdout.splitlines() if line.strip())
     return {row[0]: row[2] for row in rows if len(row) > 2}
@@ -264,6 +289,7 @@ def deployment_fact_list(target: Target) -> list[Fact[Any]]:
             "user_exists", script(_USER, target.profile.unit.user), lambda o: bool(o.stdout.strip())
         ),
         Fact("jobs", script(_JOBS), _jobs),
+        Fact("incumbent", script(_INCUMBENT, paths.current, paths.unit), parse_incumbent),
         Fact("folders", script(_FOLDERS, *paths.folders), _folders),
         *(read(f"file:{path}", path, _content) for path in paths.compared()),
     ]

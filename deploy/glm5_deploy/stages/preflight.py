@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
@@ -13,6 +14,7 @@ from glm5_deploy.stages.desired import Desired
 from glm5_deploy.stages.model import host_manifest, incomplete
 from glm5_deploy.stages.observed import Observed
 from glm5_deploy.stages.packages import distribution_has_python, package_manager
+from glm5_deploy.stages.systemd import double_specifiers
 
 MIN_SYSTEMD = 247
 MAX_CLOCK_SKEW = 30.0
@@ -32,7 +34,8 @@ def failed(name: str, detail: str, hint: str) -> Check:
 def preflight(desired: Desired, observed: Observed) -> tuple[Check, ...]:
     """One row for each thing looked at."""
     probes: tuple[Probe, ...] = (
-        platform, privileges, systemd, clock, packages, python, disk, memory, port, gpus, model,
+        platform, privileges, systemd, clock, packages, python, disk, memory, port, owner, gpus,
+        model,
     )  # fmt: skip
     return tuple(probe(desired, observed) for probe in probes)
 
@@ -157,10 +160,13 @@ def memory(desired: Desired, observed: Observed) -> Check:
 
 def _ours(desired: Desired, observed: Observed, pid: int | None) -> bool:
     """Whether a listener belongs to the service that is being replaced."""
+    port, incumbent = desired.target.profile.serve.port, observed.deployment.incumbent
+    if incumbent is not None and incumbent.running:
+        text = observed.deployment.file(desired.paths.current / "unit") or ""
+        return pid == incumbent.main_pid or f'"--port" "{port}"' in text
     running = observed.unit.active_state in {"active", "activating", "deactivating", "reloading"}
     if not running:
         return False
-    port = desired.target.profile.serve.port
     text = observed.deployment.file(desired.paths.unit_file) or ""
     return pid == observed.unit.main_pid or f'"--port" "{port}"' in text
 
@@ -174,6 +180,26 @@ def port(desired: Desired, observed: Observed) -> Check:
         hint = "stop it, or set serve.port to a free port"
         return failed("port", f"{wanted} is taken by {who}", hint)
     return passed("port", f"{wanted} is free or ours")
+
+
+def owner(desired: Desired, observed: Observed) -> Check:
+    """A unit of this name that was deployed from another root, or not by us at all."""
+    unit, root = desired.paths.unit, desired.paths.root
+    text = observed.deployment.file(desired.paths.unit_file)
+    if text is None:
+        return passed("unit", f"{unit} is new here")
+    folder = f"EnvironmentFile={double_specifiers(str(root))}/releases/"
+    if folder in text:
+        return passed("unit", f"{unit} is ours")
+    if observed.unit.active_state in {"inactive", "failed"} and observed.unit.enabled != "enabled":
+        return passed("unit", f"{unit} is there, but not in use")
+    other = re.search(r"^EnvironmentFile=(.+)/releases/", text, re.MULTILINE)
+    if other is None or "glm5-deploy" not in text:
+        hint = f"give the service another name, or remove {desired.paths.unit_file}"
+        return failed("unit", f"{unit} is there, but not from this program", hint)
+    there = other.group(1).replace("%%", "%")
+    hint = f"run `glm5-deploy down` with root: {there} first, or set that root again"
+    return failed("unit", f"{unit} is deployed from {there}, not from {root}", hint)
 
 
 def gpus(desired: Desired, observed: Observed) -> Check:

@@ -24,7 +24,7 @@ _START = (
 
 def plan(desired: Desired, observed: Observed) -> list[Change]:
     """The guard that reverts, then the switch, or a start where only that is lacking."""
-    return [*_guard(desired, observed), *_service(desired, observed)]
+    return [*guard(desired, observed), *_service(desired, observed)]
 
 
 def agent(desired: Desired, observed: Observed, *words: str) -> Command:
@@ -54,7 +54,8 @@ def guard_files(desired: Desired, observed: Observed) -> dict[str, str]:
     return {paths.confirm_service: service, paths.confirm_timer: timer}
 
 
-def _guard(desired: Desired, observed: Observed) -> list[Change]:
+def guard(desired: Desired, observed: Observed) -> list[Change]:
+    """What reverts an unconfirmed switch, where it is not in place."""
     timer = desired.paths.confirm_timer
     steps: list[Step] = [
         Put(UNIT_FOLDER / unit, text.encode())
@@ -104,8 +105,12 @@ def switch_to(desired: Desired, observed: Observed, release: str) -> Change:
         "confirm_within": confirm_within(desired),
         "by": desired.operator,
     }
-    step = Run(agent(desired, observed, "switch"), stdin=json.dumps(order).encode(), timeout=300)
+    # A service of another name is stopped before the new one starts.
+    limit = 300 + desired.target.profile.limits.stop
+    step = Run(agent(desired, observed, "switch"), stdin=json.dumps(order).encode(), timeout=limit)
+    incumbent = observed.deployment.incumbent
     running = observed.unit.active_state in {"active", "activating", "reloading"}
+    running = running or (incumbent is not None and incumbent.running)
     before = observed.deployment.current
     return Change(
         STAGE,

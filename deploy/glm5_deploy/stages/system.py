@@ -99,7 +99,7 @@ def plan(desired: Desired, observed: Observed) -> list[Change]:
         *_packages(desired, observed),
         *_user(desired, observed),
         *_folders(desired, observed),
-        *_programs(desired, observed),
+        *programs(desired, observed),
         *_python_tree(desired, observed),
     ]
 
@@ -143,7 +143,8 @@ def _folders(desired: Desired, observed: Observed) -> list[Change]:
     return [Change(STAGE, "create", str(desired.paths.root), f"{len(wrong)} folders", steps)]
 
 
-def _programs(desired: Desired, observed: Observed) -> list[Change]:
+def programs(desired: Desired, observed: Observed) -> list[Change]:
+    """What runs on the host for us, where it is not there as it is here."""
     library = desired.paths.library
     steps = tuple(
         Put(library / name, program(name), mode=0o755)

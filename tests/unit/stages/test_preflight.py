@@ -12,10 +12,19 @@ from glm5_deploy.hosts.facts.gpu import GpuFacts
 from glm5_deploy.hosts.facts.ports import Listener
 from glm5_deploy.hosts.facts.system import Disk, Os, Systemd
 from glm5_deploy.report.outcome import Check
-from glm5_deploy.stages.observed import Observed
+from glm5_deploy.stages.observed import Incumbent, Observed
 from glm5_deploy.stages.preflight import preflight
 
-from tests.unit.stages.situation import NOW, bare, complete, desired, gpus, system, unit
+from tests.unit.stages.situation import (
+    NOW,
+    bare,
+    changed,
+    complete,
+    desired,
+    gpus,
+    system,
+    unit,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -113,3 +122,33 @@ def test_a_model_must_be_there() -> None:
     assert "no files in /data/m" in problems(wanted, bare())["model"].detail
     incomplete = desired(model={"name": "m", "source": "/here", "serve": "big.gguf"})
     assert "lacks big.gguf" in problems(incomplete, bare())["model"].detail
+
+
+@pytest.mark.parametrize(
+    ("text", "detail", "hint"),
+    [
+        (
+            "EnvironmentFile=/old root/releases/x/secrets\n# Written by glm5-deploy",
+            "/old root",
+            "down",
+        ),
+        ("[Service]\nExecStart=/usr/bin/theirs", "not from this program", "remove"),
+    ],
+)
+def test_a_unit_of_another_root_or_program_is_not_taken(text: str, detail: str, hint: str) -> None:
+    wanted = desired()
+    there = changed(complete(wanted), files={str(wanted.paths.unit_file): text})
+    row = problems(wanted, there)["unit"]
+    assert detail in row.detail
+    assert hint in (row.hint or "")
+    idle = unit(LoadState="loaded", ActiveState="inactive", UnitFileState="disabled")
+    assert problems(wanted, replace(there, unit=idle)) == {}
+
+
+def test_the_service_of_an_earlier_name_may_hold_the_port() -> None:
+    wanted, earlier = desired(service="new"), complete(desired())
+    mine = replace(earlier, system=system(ports=(Listener("127.0.0.1", 8000, "x", 99),)))
+    mine = replace(mine, unit=unit(LoadState="not-found", ActiveState="inactive"))
+    assert set(problems(wanted, mine)) == {"port"}
+    incumbent = Incumbent("glm5-tiny.service", running=True, main_pid=77)
+    assert problems(wanted, changed(mine, incumbent=incumbent)) == {}
