@@ -144,7 +144,9 @@ def shorten_deadline(host: BedHost, seconds: float) -> None:
     """Bring the moment nearer at which the host gives up; the rest of the note stays."""
     edit = (
         "import json,sys,time; p=sys.argv[1]; d=json.load(open(p)); "
-        "d['deadline']=time.time()+float(sys.argv[2]); json.dump(d,open(p,'w'))"
+        "d['deadline']=time.time()+float(sys.argv[2]); "
+        "d['uptime']=time.clock_gettime(time.CLOCK_BOOTTIME)+float(sys.argv[2]); "
+        "json.dump(d,open(p,'w'))"
     )
     host.exec(["python3", "-c", edit, f"{ROOT}/state/pending.json", str(seconds)])
 
@@ -182,3 +184,47 @@ def test_ctrl_c_while_waiting_takes_the_switch_back(
     assert not exists(fresh_host, f"{ROOT}/state/pending.json")
     assert not exists(fresh_host, f"{ROOT}/state/lock")
     assert show(fresh_host, "ActiveState", unit=UNIT)["ActiveState"] == "active"
+
+
+def test_another_name_and_port_leave_one_server_and_a_way_back(
+    cli: Cli, deployment: Deployment, fresh_host: BedHost
+) -> None:
+    """The earlier unit stops before the new one starts, and comes back with a revert."""
+    up(cli, deployment)
+    good = current(fresh_host)
+    deployment.profile["service"] = "renamed"
+    deployment.profile["serve"]["port"] = 8001
+    fault(deployment, "unhealthy")
+    deployment.profile["limits"]["load"] = 5
+    failed = outcome(up(cli, deployment, expect=4))
+    assert f"back on {good}: it answers again" in failed["error"]["message"]
+    assert servers(fresh_host) == ["glm5-fake.service"]
+    fault(deployment)
+    deployment.profile["limits"]["load"] = 20
+    assert outcome(up(cli, deployment))["status"] == "changed"
+    assert servers(fresh_host) == ["glm5-renamed.service"]
+    cli("rollback", "-i", deployment.write(), env=deployment.environment, expect=0)
+    assert servers(fresh_host) == ["glm5-fake.service"]
+    assert show(fresh_host, "UnitFileState", unit=TIMER)["UnitFileState"] == "enabled"
+
+
+def servers(host: BedHost) -> list[str]:
+    """Services of ours that run."""
+    listed = host.exec(
+        ["systemctl", "list-units", "--plain", "--no-legend", "--state=active", "glm5-*.service"]
+    )
+    return [line.split()[0] for line in listed.stdout.splitlines()]
+
+
+def test_a_server_that_was_restarted_once_is_well(
+    cli: Cli, deployment: Deployment, fresh_host: BedHost
+) -> None:
+    deployment.profile["unit"] = {"restart_seconds": 0}
+    up(cli, deployment)
+    fresh_host.exec(["systemctl", "kill", "--signal=KILL", UNIT])
+    eventually(lambda: show(fresh_host, "NRestarts", "ActiveState") == {
+        "NRestarts": "1", "ActiveState": "active",
+    })  # fmt: skip
+    again = outcome(up(cli, deployment, "--smoke"))
+    assert again["status"] == "unchanged"
+    assert "chat" in {check["name"] for check in again["checks"]}

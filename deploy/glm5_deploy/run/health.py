@@ -47,21 +47,30 @@ class UnhealthyError(Glm5Error):
         self.lines = lines
 
 
-def failure(properties: dict[str, str]) -> str | None:
-    """Why a unit's state means that it will not become healthy, or None while it may."""
+def failure(properties: dict[str, str], restarts: int = 0) -> str | None:
+    """Why a unit's state means that it will not become healthy, or None while it may.
+
+    Args:
+        restarts: how often it had been restarted before it was watched: systemd counts on for as
+            long as the service is not started by hand.
+    """
     active, sub = properties.get("ActiveState"), properties.get("SubState")
     status = properties.get("ExecMainStatus", "?")
     if properties.get("Job", "") not in ("", "0") and sub != "auto-restart":
         return None
     if properties.get("LoadState") == "not-found":
         return "the unit is gone"
-    if sub == "auto-restart" or int(properties.get("NRestarts") or 0) > 0:
+    if sub == "auto-restart" or _restarts(properties) > restarts:
         return f"the server ended (status {status}) and is being restarted"
     if active == "failed":
         return f"the unit failed ({properties.get('Result')}, status {status})"
     if active == "inactive":
         return f"the server ended with status {status}" if status != "0" else "the server stopped"
     return None
+
+
+def _restarts(properties: dict[str, str]) -> int:
+    return int(properties.get("NRestarts") or 0)
 
 
 @dataclass
@@ -88,13 +97,16 @@ class Watch:
         deadline = time.monotonic() + self.limit
         lines: list[str] = []
         cursor: str | None = None
+        restarts: int | None = None
         while True:
             self.cancel.check()
             state = self._look(cursor, deadline)
+            count = _restarts(state.properties)
+            restarts = count if restarts is None else min(restarts, count)
             cursor = state.cursor
             lines = [*lines, *state.lines][-400:]
             self._show(state.lines)
-            why = failure(state.properties)
+            why = failure(state.properties, restarts)
             if why is not None:
                 raise UnhealthyError(f"{self.host.name}: {why}", tuple(lines))
             active = state.properties.get("ActiveState") == "active"

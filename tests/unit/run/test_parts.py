@@ -152,6 +152,12 @@ def test_what_a_units_state_means(properties: dict[str, str], said: str | None) 
     assert found is None if said is None else said in (found or "")
 
 
+def test_restarts_before_a_look_are_history() -> None:
+    running = {"ActiveState": "active", "SubState": "running", "NRestarts": "2"}
+    assert failure(running, restarts=2) is None
+    assert failure(running, restarts=1) is not None
+
+
 def test_holder() -> None:
     record = {"user": "eve", "machine": "x", "pid": 1, "since": 0, "reason": "up"}
     holder = parse_holder(f"42\ntok 99\n{json.dumps(record)}\n")
