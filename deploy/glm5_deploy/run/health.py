@@ -13,7 +13,8 @@ from glm5_deploy.report.events import Events
 from glm5_deploy.run.cancel import Cancel
 from glm5_deploy.run.jobs import JobState, parse_poll
 
-POLL_SECONDS = 1.0
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 1.0
+"""Seconds between looks: short at first, so that a small server is noticed at once."""
 _LAST_LINES = 20
 
 _POLL = """
@@ -96,6 +97,7 @@ class Watch:
         """
         deadline = time.monotonic() + self.limit
         lines: list[str] = []
+        pause = FIRST_PAUSE
         cursor: str | None = None
         restarts: int | None = None
         while True:
@@ -116,7 +118,8 @@ class Watch:
                 raise UnhealthyError(
                     f"{self.host.name}: not healthy within {self.limit:.0f} s", tuple(lines)
                 )
-            self.cancel.sleep(POLL_SECONDS)
+            self.cancel.sleep(pause)
+            pause = min(1.5 * pause, LONGEST_PAUSE)
 
     def _look(self, cursor: str | None, deadline: float) -> JobState:
         """Poll once, waiting for a host that is away until the deadline."""
