@@ -10,13 +10,13 @@ from glm5_deploy.stages.observed import Observed
 STAGE = "release"
 
 # Other units that ours names may have faults of their own: only what is said about ours counts.
-_VERIFY = """
+_FINISH = """
 folder=$(mktemp -d) && trap 'rm -rf "$folder"' EXIT
 cp -- "$1/unit" "$folder/$2"
 said=$(LC_ALL=C systemd-analyze verify --man=no "$folder/$2" 2>&1 | grep -F -- "$2" || :)
 [ -z "$said" ] || { printf '%s\\n' "$said" >&2; exit 1; }
+: > "$1/.done"
 """
-_DONE = ': > "$1/.done"'
 
 
 def plan(desired: Desired, observed: Observed) -> list[Change]:
@@ -27,8 +27,7 @@ def plan(desired: Desired, observed: Observed) -> list[Change]:
     folder = desired.paths.release(release.identifier)
     steps: tuple[Step, ...] = (
         *(Put(folder / file.name, _bytes(file.content), mode=file.mode) for file in release.files),
-        Run(script(_VERIFY, folder, desired.paths.unit)),
-        Run(script(_DONE, folder)),
+        Run(script(_FINISH, folder, desired.paths.unit)),
     )
     detail = f"profile {desired.target.profile.name}"
     return [Change(STAGE, "create", release.identifier, detail, steps)]

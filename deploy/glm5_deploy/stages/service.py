@@ -62,10 +62,11 @@ def guard(desired: Desired, observed: Observed) -> list[Change]:
         for unit, text in guard_files(desired, observed).items()
         if observed.deployment.file(UNIT_FOLDER / unit) != text
     ]
-    if steps:
-        steps.append(Run(command("systemctl", "daemon-reload")))
-    if steps or observed.timer.enabled != "enabled":
+    if observed.timer.enabled != "enabled":
+        # this reloads systemd too
         steps.append(Run(command("systemctl", "enable", "--quiet", timer)))
+    elif steps:
+        steps.append(Run(command("systemctl", "daemon-reload")))
     if not steps:
         return []
     return [Change(STAGE, "enable", timer, "reverts what is not confirmed", tuple(steps))]

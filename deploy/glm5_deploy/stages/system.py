@@ -136,9 +136,10 @@ def _folders(desired: Desired, observed: Observed) -> list[Change]:
     wrong = {p: o for p, o in wanted.items() if present.get(str(p)) != ("755", o)}
     if not wrong:
         return []
+    owners = {owner: [p for p in wrong if wrong[p] == owner] for owner in wrong.values()}
     steps = tuple(
-        Run(command("install", "-d", "-m", "755", "-o", owner, path))
-        for path, owner in wrong.items()
+        Run(command("install", "-d", "-m", "755", "-o", owner, *folders))
+        for owner, folders in owners.items()
     )
     return [Change(STAGE, "create", str(desired.paths.root), f"{len(wrong)} folders", steps)]
 
