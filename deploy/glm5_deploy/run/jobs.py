@@ -23,9 +23,9 @@ _START = """
 unit=$1.service limit=$2; shift 2
 case $(systemctl show -p ActiveState -p SubState --value -- "$unit" | tr '\\n' '/') in
   active/running/|activating/*) echo joined; exit 0 ;;
+  inactive/dead/) ;;
+  *) systemctl stop -- "$unit" 2>/dev/null; systemctl reset-failed -- "$unit" 2>/dev/null ;;
 esac
-systemctl stop -- "$unit" 2>/dev/null || :
-systemctl reset-failed -- "$unit" 2>/dev/null || :
 systemd-run --quiet --unit="$unit" --service-type=exec --remain-after-exit \\
   -p "RuntimeMaxSec=$limit" -p KillMode=control-group -p EnvironmentFile=-/etc/environment \\
   -- "$@" && echo started

@@ -107,7 +107,8 @@ class HostRun:
                     f"the server stops now, until the new one has loaded (limit {limit} s)",
                 )
             self._carry_out(observed, lease.check)
-            if any(change.stage in {"release", "venv"} for change in self.applied):
+            added = any(change.stage in {"release", "venv"} for change in self.applied)
+            if added and (observed.deployment.releases or observed.deployment.venvs):
                 self._prune(observed)
 
     def _carry_out(self, observed: Observed, still_ours: Callable[[], None]) -> None:
