@@ -97,10 +97,14 @@ class Connection(Model):
         default=None,
         description="Host name, IP address or ssh_config alias; default: the host's name.",
     )
-    user: Word | None = None
-    port: Port | None = None
-    identity_file: Path | None = None
-    identity_passphrase: SecretReference | None = None
+    user: Word | None = Field(default=None, description="Login user.")
+    port: Port | None = Field(default=None, description="TCP port.")
+    identity_file: Path | None = Field(
+        default=None, description="Private key, tried before ssh_config's and the agent's."
+    )
+    identity_passphrase: SecretReference | None = Field(
+        default=None, description="The private key's passphrase, as a reference."
+    )
     proxy_jump: Word | None = Field(
         default=None, description="user@jump:port, several separated by commas, or none."
     )
@@ -111,7 +115,9 @@ class Connection(Model):
     connect_timeout: float | None = Field(
         default=None, gt=0, description="Seconds; default 10, or ssh_config's."
     )
-    connect_attempts: int = Field(default=3, ge=1, le=10)
+    connect_attempts: int = Field(
+        default=3, ge=1, le=10, description="Before a host counts as unreachable."
+    )
     keepalive: int = Field(default=15, ge=1, description="Seconds between keepalives.")
 
 
@@ -127,8 +133,10 @@ class Packages(Model):
 class HostSettings(Model):
     """Settings that `defaults`, a group or a host may give; the nearer one wins, mappings merge."""
 
-    connection: Connection = Connection()
-    become: Become = Become()
+    connection: Connection = Field(
+        default=Connection(), description="How the host is reached over SSH."
+    )
+    become: Become = Field(default=Become(), description="How commands become root there.")
     root: Annotated[RemotePath, AfterValidator(_own_folder)] = Field(
         default=PurePosixPath("/opt/glm5"), description="Everything of ours on the host lies here."
     )
@@ -139,7 +147,7 @@ class HostSettings(Model):
     vars: dict[str, Any] = Field(
         default_factory=dict, description="Values for {{ vars.NAME }} in the profile."
     )
-    packages: Packages = Packages()
+    packages: Packages = Field(default=Packages(), description="What may be installed there.")
     python: RemotePath | None = Field(
         default=None, description="Interpreter on the host, where it is in no usual place."
     )
@@ -157,16 +165,18 @@ class HostSettings(Model):
 class Group(HostSettings):
     """Hosts and groups that share settings."""
 
-    hosts: list[Name] = Field(default_factory=list)
-    groups: list[Name] = Field(default_factory=list)
+    hosts: list[Name] = Field(default_factory=list, description="Hosts that are in it.")
+    groups: list[Name] = Field(default_factory=list, description="Groups that are in it.")
 
 
 class Inventory(Model):
     """A whole inventory file. Host and group entries may be empty (null)."""
 
-    defaults: HostSettings = HostSettings()
-    groups: dict[Name, Group] = Field(default_factory=dict)
-    hosts: dict[Name, HostSettings] = Field(default_factory=dict)
+    defaults: HostSettings = Field(default=HostSettings(), description="What holds for every host.")
+    groups: dict[Name, Group] = Field(default_factory=dict, description="Groups by their names.")
+    hosts: dict[Name, HostSettings] = Field(
+        default_factory=dict, description="Hosts by their names."
+    )
     profiles: list[Path] = Field(
         default_factory=lambda: [Path("profiles")],
         description="Folders or files, relative to the inventory.",
@@ -209,7 +219,9 @@ class Engine(Model):
     lock: str | None = Field(
         default=None, description="A lock's name, or the path of a hashed requirements file."
     )
-    python: Annotated[str, Field(pattern=r"^3\.\d+$")] = "3.12"
+    python: Annotated[str, Field(pattern=r"^3\.\d+$")] = Field(
+        default="3.12", description="Version of Python on the host."
+    )
     kernel: bool = Field(default=False, description="Build and install glm5-kernel.")
     command: list[str] = Field(
         default_factory=lambda: ["{venv}/bin/vllm", "serve", "{model}"],
@@ -222,7 +234,7 @@ class Serve(Model):
     """Where the server listens and what it is told."""
 
     host: Word = Field(default="127.0.0.1", description="Bind address; loopback or a private one.")
-    port: Port = 8000
+    port: Port = Field(default=8000, description="TCP port.")
     args: dict[str, Scalar | list[Scalar] | dict[str, Any] | None] = Field(
         default_factory=dict,
         description="--key value; true: the flag; false: --no-key; null: left out; mapping: JSON.",
@@ -232,9 +244,11 @@ class Serve(Model):
 class Gpus(Model):
     """What the model needs of the machine's GPUs; count 0 is a CPU host."""
 
-    count: int = Field(default=0, ge=0)
-    min_memory_gib: float | None = Field(default=None, gt=0)
-    min_driver: str | None = None
+    count: int = Field(default=0, ge=0, description="GPUs that the model is served on.")
+    min_memory_gib: float | None = Field(
+        default=None, gt=0, description="Memory that each GPU must have."
+    )
+    min_driver: str | None = Field(default=None, description="Oldest NVIDIA driver that will do.")
     devices: list[int] | None = Field(
         default=None, description="Indices for CUDA_VISIBLE_DEVICES; default: the first count."
     )
@@ -246,7 +260,7 @@ class Needs(Model):
     disk_gib: float = Field(
         default=5, ge=0, description="Free space under ROOT before the first installation."
     )
-    memory_gib: float = Field(default=0, ge=0)
+    memory_gib: float = Field(default=0, ge=0, description="Main memory.")
     packages: list[str] = Field(default_factory=list, description="More distribution packages.")
     libraries: list[str] = Field(
         default_factory=lambda: ["libnuma.so.1"], description="Shared libraries the engine loads."
@@ -260,72 +274,86 @@ class Limits(Model):
     """How long things may take, in seconds."""
 
     load: int = Field(default=1800, gt=0, description="From start to healthy.")
-    smoke: int = Field(default=300, gt=0)
-    stop: int = Field(default=120, gt=0)
-    install: int = Field(default=3600, gt=0)
-    sync: int = Field(default=6 * 3600, gt=0)
+    smoke: int = Field(default=300, gt=0, description="The whole smoke test.")
+    stop: int = Field(default=120, gt=0, description="From the stop signal to the kill.")
+    install: int = Field(default=3600, gt=0, description="Building the environment.")
+    sync: int = Field(
+        default=6 * 3600, gt=0, description="Verifying the model's files on the host."
+    )
 
 
 class Unit(Model):
     """The systemd unit."""
 
-    user: Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_-]{0,31}$")] = "glm5"
-    restart_seconds: int = Field(default=30, ge=0)
-    start_limit_burst: int = Field(default=3, ge=1)
-    start_limit_seconds: int = Field(default=7200, ge=1)
-    nofile: int = Field(default=1048576, ge=1024)
-    hardening: bool = True
+    user: Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_-]{0,31}$")] = Field(
+        default="glm5", description="The service runs as it; made where it is missing."
+    )
+    restart_seconds: int = Field(default=30, ge=0, description="Pause before a restart.")
+    start_limit_burst: int = Field(
+        default=3, ge=1, description="Starts in start_limit_seconds before systemd gives up."
+    )
+    start_limit_seconds: int = Field(
+        default=7200, ge=1, description="Must be longer than so many loads take."
+    )
+    nofile: int = Field(default=1048576, ge=1024, description="Limit of open files.")
+    hardening: bool = Field(default=True, description="systemd's sandbox; false: none.")
 
 
 class SmokePrompt(Model):
     """A prompt with what its greedy answer must be."""
 
-    prompt: str
-    max_tokens: int = Field(default=16, ge=1)
+    prompt: str = Field(description="What is sent.")
+    max_tokens: int = Field(default=16, ge=1, description="How many are asked for.")
     text: str | None = Field(default=None, description="The exact greedy completion.")
-    contains: str | None = None
+    contains: str | None = Field(default=None, description="What the completion must hold.")
     tokens: list[int] | None = Field(default=None, description="The exact greedy token ids.")
 
 
 class Smoke(Model):
     """What proves that the server works."""
 
-    max_tokens: int = Field(default=16, ge=1)
+    max_tokens: int = Field(default=16, ge=1, description="Length of the usual answer.")
     chat: bool = Field(default=True, description="false where the model has no chat template.")
-    expect: list[SmokePrompt] = Field(default_factory=list)
+    expect: list[SmokePrompt] = Field(
+        default_factory=list, description="Prompts with known greedy answers."
+    )
     prompt_tokens: int | None = Field(
         default=None, ge=1, description="Length of the long prompt; default: skipped."
     )
-    concurrency: int = Field(default=4, ge=1, le=256)
+    concurrency: int = Field(default=4, ge=1, le=256, description="Requests at once.")
     attention_backend: str | None = Field(
         default=None, description="Name that the journal must report."
     )
-    min_tokens_per_second: float | None = Field(default=None, gt=0)
-    max_ttft_seconds: float | None = Field(default=None, gt=0)
+    min_tokens_per_second: float | None = Field(
+        default=None, gt=0, description="Floor for one stream."
+    )
+    max_ttft_seconds: float | None = Field(
+        default=None, gt=0, description="Ceiling for the time to the first token."
+    )
 
 
 class Profile(Model):
     """What is served, and how."""
 
-    name: Name
-    description: str = ""
+    name: Name = Field(description="What inventories call it.")
+    description: str = Field(default="", description="For people; it changes nothing.")
     service: Name | None = Field(
         default=None, description="The unit is glm5-SERVICE; default: the profile's name."
     )
-    model: ModelFiles
-    engine: Engine = Engine()
-    serve: Serve = Serve()
+    model: ModelFiles = Field(description="The model's files.")
+    engine: Engine = Field(default=Engine(), description="What runs the model.")
+    serve: Serve = Field(default=Serve(), description="Address and arguments of the server.")
     environment: dict[VariableName, Annotated[str, AfterValidator(_one_line)]] = Field(
-        default_factory=dict
+        default_factory=dict, description="Environment variables of the service."
     )
     secrets: dict[VariableName, SecretReference] = Field(
         default_factory=dict, description="Environment variables whose values are references."
     )
-    gpus: Gpus = Gpus()
-    needs: Needs = Needs()
-    limits: Limits = Limits()
-    unit: Unit = Unit()
-    smoke: Smoke = Smoke()
+    gpus: Gpus = Field(default=Gpus(), description="GPUs that the host must have.")
+    needs: Needs = Field(default=Needs(), description="What else the host must have.")
+    limits: Limits = Field(default=Limits(), description="Seconds that things may take.")
+    unit: Unit = Field(default=Unit(), description="The systemd unit.")
+    smoke: Smoke = Field(default=Smoke(), description="The smoke test.")
 
     @property
     def service_name(self) -> str:
