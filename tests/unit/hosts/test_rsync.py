@@ -17,6 +17,7 @@ USUAL = [
     "rsync",
     "--recursive",
     "--links",
+    "--copy-unsafe-links",
     "--times",
     "--perms",
     "--chmod=u=rwX,go=rX",

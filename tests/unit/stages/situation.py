@@ -43,7 +43,9 @@ TOOLS = ("rsync", "gcc", "apt-get", "systemd-run")
 
 
 def desired(
-    lock: Path | None = None, settings: dict[str, Any] | None = None, **more: Any
+    lock: Path | None = None,
+    settings: dict[str, Any] | None = None,
+    **more: Any,  # noqa: ANN401
 ) -> Desired:
     """What `PROFILE` with ``more`` on top asks for."""
     document = {**PROFILE, **more}
