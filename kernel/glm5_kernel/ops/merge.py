@@ -52,21 +52,21 @@ def merge_kernel(
     # [BP]
     p_l = p_part_lse + i_row * s_lse_row + o_p.to(tl.int64) * s_lse_part
     b_lse = tl.load(p_l, mask=o_p < n_parts, other=float("-inf"))
-    used = b_lse > float("-inf")
+    used = b_lse != float("-inf")
     # [BP, BD]
     off = tl.multiple_of(i_row * s_row + o_p.to(tl.int64) * s_part, 8)
     b_part = tl.load(p_part + off[:, None] + o_d[None, :], mask=used[:, None], other=0.0)
 
     # An empty row keeps a finite reference so that no -inf is subtracted from another.
     top = tl.max(b_lse, 0)
-    base = tl.where(top == float("-inf"), 0.0, top)
+    empty = top == float("-inf")
+    base = tl.where(empty, 0.0, top)
     weight = tl.where(used, tl.exp2((b_lse - base) * LOG2E), 0.0)
-    total = tl.sum(weight, 0)
-    share = weight / tl.where(total == 0.0, 1.0, total)
-    b_out = tl.sum(b_part.to(tl.float32) * share[:, None], 0)
+    total = tl.where(empty, 1.0, tl.sum(weight, 0))
+    b_out = tl.sum(b_part.to(tl.float32) * (weight / total)[:, None], 0)
     tl.store(p_out + i_row * D + o_d, narrow(b_out, p_out.dtype.element_ty))
     if i_d == 0:
-        tl.store(p_lse + i_row, base + tl.log2(total) * LN2)
+        tl.store(p_lse + i_row, tl.where(empty, top, base + tl.log2(total) * LN2))
 
 
 def launch_merge(

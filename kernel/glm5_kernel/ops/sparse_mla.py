@@ -347,8 +347,8 @@ def _attend(
 
     # A split without a token gives zeros and -inf, also where the queries are not finite.
     empty = b_max == float("-inf")
-    b_total = tl.sum(b_sum, 1)
-    b_share = tl.where(empty, 0.0, 1.0 / b_total)[:, None]
+    b_total = tl.where(empty, 1.0, tl.sum(b_sum, 1))
+    b_share = (1.0 / b_total)[:, None]
     o_row = (i_t * n_heads + o_h) * n_parts + i_part
     for g in tl.static_range(G):
         # Narrowed before the bytes are joined, while it lies as the matrix instructions left it.
