@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import TYPE_CHECKING, Annotated
 
@@ -75,11 +76,18 @@ def down(
 
     Example: glm5-deploy down --host bw1 --purge
     """
+    from glm5_deploy.errors import UsageError
+
     targets = selection(inventory, host, group, profile)
     if purge and not yes:
         names = ", ".join(target.name for target in targets)
         what = "everything, the models included," if models else "everything but the models"
-        typer.confirm(f"remove {what} of {names}?", abort=True, err=True)
+        try:
+            typer.confirm(f"remove {what} of {names}?", abort=True, err=True)
+        except typer.Abort as abort:
+            if sys.stdin.isatty():
+                raise
+            raise UsageError("--purge asks, and there is nobody to answer", "add --yes") from abort
 
     def work(job: Job) -> HostOutcome:
         from glm5_deploy.run.maintenance import take_down

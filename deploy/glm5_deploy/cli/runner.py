@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -109,6 +109,7 @@ class Fleet:
 
             def one(target: Target) -> HostOutcome:
                 with closing(connect(target, self.inventory)) as host:
+                    cancel.on_stop(host.abandon)
                     outcome = work(Job(target, host, screen, cancel, base))
                     return replace(outcome, data={**outcome.data, "round_trips": host.round_trips})
 
@@ -135,4 +136,14 @@ def keep_record(report: Report, seconds: float) -> None:
         outcome.host: {"status": outcome.status, "release": outcome.release}
         for outcome in report.hosts
     }
-    audit(report.command, hosts, seconds, int(report.exit_code))
+    with kept_here():
+        audit(report.command, hosts, seconds, int(report.exit_code))
+
+
+@contextmanager
+def kept_here() -> Iterator[None]:
+    """A note that cannot be kept here must not hide what was done to hosts."""
+    try:
+        yield
+    except OSError as error:
+        typer.echo(f"note: this run is not remembered here: {error}", err=True)

@@ -19,7 +19,7 @@ from glm5_deploy.cli.options import (
     inventory_key,
     selection,
 )
-from glm5_deploy.cli.runner import Fleet, Job, finish, keep_record
+from glm5_deploy.cli.runner import Fleet, Job, finish, keep_record, kept_here
 
 if TYPE_CHECKING:
     from glm5_deploy.config.models import Target
@@ -135,14 +135,14 @@ def _failed_last_time(targets: Sequence[Target], key: str) -> list[Target]:
     chosen = [target for target in targets if target.name in names]
     if not chosen:
         typer.echo("no host failed last time: nothing to retry", err=True)
-        raise typer.Exit(0)
     return chosen
 
 
 def _remember(report: Report, key: str) -> None:
     from glm5_deploy.run.local import remember_outcomes
 
-    remember_outcomes(key, {outcome.host: outcome.status for outcome in report.hosts})
+    with kept_here():
+        remember_outcomes(key, {outcome.host: outcome.status for outcome in report.hosts})
 
 
 def _show_plan(runs: Mapping[str, HostRun], *, diff: bool, json: bool) -> None:

@@ -11,7 +11,7 @@ from typing import Literal
 
 from glm5_deploy.errors import CommandFailedError, Glm5Error
 from glm5_deploy.hosts.command import Command
-from glm5_deploy.hosts.host import Line, Progress, Result, RsyncStats, no_progress
+from glm5_deploy.hosts.host import Line, Progress, Result, RsyncStats, no_check, no_progress
 from glm5_deploy.hosts.ssh import failure
 
 Kind = Literal["run", "stream", "put", "get", "rsync", "dial"]
@@ -155,9 +155,11 @@ class FakeHost:
         delete: bool = False,  # noqa: ARG002
         checksum: bool = False,  # noqa: ARG002
         progress: Progress = no_progress,
+        check: Callable[[], None] = no_check,
     ) -> RsyncStats:
         """See `Host.rsync`."""
         self.calls.append(Call("rsync", path=target, source=source))
+        check()
         progress("", 1.0)
         return self.rsync_stats
 
@@ -168,6 +170,9 @@ class FakeHost:
         if maker is None:
             raise ConnectionRefusedError(f"{self.name}: nothing listens on {address} port {port}")
         return maker()
+
+    def abandon(self) -> None:
+        """See `Host.abandon`."""
 
     def close(self) -> None:
         """See `Host.close`."""

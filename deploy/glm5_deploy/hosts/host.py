@@ -51,6 +51,10 @@ Progress = Callable[[str, float | None], None]
 """Called with a short text and, where it is known, the fraction done (0 to 1)."""
 
 
+def no_check() -> None:
+    """Go on."""
+
+
 def no_progress(text: str, fraction: float | None) -> None:
     """A `Progress` for callers that show none."""
 
@@ -133,6 +137,7 @@ class Host(Protocol):
         delete: bool = False,
         checksum: bool = False,
         progress: Progress = no_progress,
+        check: Callable[[], None] = no_check,
     ) -> RsyncStats:
         """Copy a folder's contents (or one file) into ``target`` as the login user, resumable, over
         the same connection settings.
@@ -141,6 +146,9 @@ class Host(Protocol):
             include: names relative to source; empty means everything.
             delete: remove what source lacks.
             checksum: compare contents, not size and time.
+            check: called at least every half second; what it raises ends the transfer.
+
+        Links that lead out of ``source`` are followed: a model in a download cache is made of them.
 
         Raises:
             CommandFailedError: rsync's own message.
@@ -155,6 +163,9 @@ class Host(Protocol):
         Raises:
             ConnectionRefusedError: nothing listens there.
         """
+
+    def abandon(self) -> None:
+        """Close it where no session was ever had: an attempt to connect ends at once."""
 
     def close(self) -> None:
         """End the session; safe to call twice."""

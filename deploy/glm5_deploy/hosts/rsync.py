@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import select
 import shlex
 import signal
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -23,6 +25,9 @@ from glm5_deploy.hosts.ssh_config import Route
 
 PARTIAL = ".rsync-partial"
 """Where an unfinished file waits: never under its final name."""
+
+CHECK_SECONDS = 0.5
+"""How often a transfer that says nothing looks whether it should go on."""
 
 PREPARE = r"""
 command -v rsync >/dev/null || exit 45
@@ -88,6 +93,7 @@ class Transfer:
             "rsync",
             "--recursive",
             "--links",
+            "--copy-unsafe-links",
             "--times",
             "--perms",
             # readable for the service's user, executable where the source is
@@ -158,6 +164,7 @@ def transfer(
     attempts: int,
     passphrase: Callable[[], Secret] | None,
     progress: Progress,
+    check: Callable[[], None],
     cancelled: threading.Event,
     register: Callable[[Callable[[], None]], None],
 ) -> RsyncStats:
@@ -166,6 +173,7 @@ def transfer(
     Args:
         name: the host's, for messages.
         attempts: in a row without any progress.
+        check: raises to end the transfer; called at least every half second.
         cancelled: set when the host is closed.
         register: gets what ends the running program, for another thread to call.
 
@@ -180,7 +188,7 @@ def transfer(
         for number in range(MOST_ATTEMPTS):
             reading = Reading()
             returncode, errors = _run(
-                arguments, variables, wanted.names(), reading, progress, register
+                arguments, variables, wanted.names(), reading, progress, check, register
             )
             if returncode == 0:
                 return reading.stats()
@@ -192,8 +200,11 @@ def transfer(
             if lasting or left < 1 or number == MOST_ATTEMPTS - 1:
                 raise error
             progress("connection lost, resuming", None)
-            if cancelled.wait(min(FIRST_WAIT * 2 ** (attempts - left), LONGEST_WAIT)):
-                raise error
+            until = time.monotonic() + min(FIRST_WAIT * 2 ** (attempts - left), LONGEST_WAIT)
+            while time.monotonic() < until:
+                check()
+                if cancelled.wait(CHECK_SECONDS):
+                    raise error
     raise AssertionError("the last attempt returns or raises")
 
 
@@ -220,6 +231,7 @@ def _run(
     names: bytes,
     reading: Reading,
     progress: Progress,
+    check: Callable[[], None],
     register: Callable[[Callable[[], None]], None],
 ) -> tuple[int, str]:
     """One attempt: its exit code and what it said on stderr."""
@@ -247,7 +259,9 @@ def _run(
         thread.start()
     try:
         for line in _lines(stdout.fileno()):
-            reading.take(line, progress)
+            check()
+            if line is not None:
+                reading.take(line, progress)
         returncode = process.wait()
     finally:
         end(process)
@@ -264,10 +278,18 @@ def _feed(process: subprocess.Popen[bytes], names: bytes) -> None:
         process.stdin.close()
 
 
-def _lines(descriptor: int) -> Iterator[str]:
-    """Lines as they come; a carriage return ends one too, since progress rewrites its line."""
+def _lines(descriptor: int) -> Iterator[str | None]:
+    """Lines as they come, None where none comes for a while; a carriage return ends one too, since
+    progress rewrites its line.
+    """
     pending = b""
-    while data := os.read(descriptor, 1 << 16):
+    while True:
+        if not select.select([descriptor], [], [], CHECK_SECONDS)[0]:
+            yield None
+            continue
+        data = os.read(descriptor, 1 << 16)
+        if not data:
+            break
         *whole, pending = re.split(rb"[\r\n]", pending + data)
         yield from (line.decode(errors="replace") for line in whole)
     if pending:

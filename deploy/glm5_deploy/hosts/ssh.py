@@ -18,7 +18,7 @@ from glm5_deploy.errors import (
 )
 from glm5_deploy.hosts.become import Handshake, Opening, become, for_any_shell, guarded, refusal
 from glm5_deploy.hosts.command import Command, Secret, command, script
-from glm5_deploy.hosts.host import Line, Progress, Result, RsyncStats, no_progress
+from glm5_deploy.hosts.host import Line, Progress, Result, RsyncStats, no_check, no_progress
 from glm5_deploy.hosts.lines import LineSplitter
 from glm5_deploy.hosts.retry import retrying
 from glm5_deploy.hosts.ssh_config import Route, resolve
@@ -96,6 +96,7 @@ class SshHost:
         self._round_trips = 0
         self._closing = threading.Event()
         self._closers: list[Callable[[], None]] = []
+        self._reached = False
 
     @property
     def name(self) -> str:
@@ -183,6 +184,7 @@ class SshHost:
         delete: bool = False,
         checksum: bool = False,
         progress: Progress = no_progress,
+        check: Callable[[], None] = no_check,
     ) -> RsyncStats:
         """See `Host.rsync`."""
         from glm5_deploy.hosts.rsync import NO_RSYNC, PREPARE, Transfer, transfer
@@ -206,6 +208,7 @@ class SshHost:
             attempts=self._connection.connect_attempts,
             passphrase=self._passphrase,
             progress=progress,
+            check=check,
             cancelled=self._closing,
             register=self._register,
         )
@@ -235,6 +238,11 @@ class SshHost:
         while self._closers:
             with contextlib.suppress(Exception):
                 self._closers.pop()()
+
+    def abandon(self) -> None:
+        """See `Host.abandon`."""
+        if not self._reached:
+            self.close()
 
     # --- how commands are carried out ------------------------------------------------------------
 
@@ -405,6 +413,7 @@ class SshHost:
             ),
             cancelled=self._closing,
         )
+        self._reached = True
         if self._closing.is_set():
             session.close()
             raise UnreachableError(f"{self._name}: the connection was closed")

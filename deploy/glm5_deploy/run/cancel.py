@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from glm5_deploy.errors import ExitCode, Glm5Error
 
@@ -18,9 +19,20 @@ class Cancel:
 
     def __init__(self) -> None:
         self._event = threading.Event()
+        self._callbacks: list[Callable[[], None]] = []
 
     def set(self) -> None:
         self._event.set()
+
+    def on_stop(self, callback: Callable[[], None]) -> None:
+        """Call this once the run is interrupted, from another thread than the caller's."""
+        self._callbacks.append(callback)
+
+    def stop(self) -> None:
+        """Interrupt, and end what waits in other ways than `sleep`. Not for signal handlers."""
+        self._event.set()
+        while self._callbacks:
+            self._callbacks.pop()()
 
     @property
     def is_set(self) -> bool:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable, Sequence
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import replace
 
 from glm5_deploy.config.models import Target
 from glm5_deploy.errors import ExitCode, UsageError
@@ -77,27 +80,50 @@ def _group(
         if cancel.is_set:
             return HostOutcome(target.name, "interrupted")
         outcome = guarded(target.name, lambda: work(target))
+        if cancel.is_set and outcome.status == "unreachable" and not outcome.changes:
+            outcome = replace(outcome, status="interrupted")
         events.finished(outcome)
         return outcome
 
-    with ThreadPoolExecutor(max(1, min(forks, len(group)))) as pool:
+    with _asked_to_stop(cancel), ThreadPoolExecutor(max(1, min(forks, len(group)))) as pool:
         futures = [pool.submit(one, target) for target in group]
         _wait(futures, events, cancel)
         return [future.result() for future in futures]
 
 
 def _wait(futures: list[Future[HostOutcome]], events: Events, cancel: Cancel) -> None:
-    """Wait for all; a first Ctrl-C asks the workers to clean up, a second one leaves at once."""
-    while True:
-        try:
-            if not wait(futures, timeout=0.2).not_done:
-                return
-        except KeyboardInterrupt:
-            if cancel.is_set:
-                print(
-                    "left at once: locks expire and the hosts revert by themselves", file=sys.stderr
-                )
-                sys.stderr.flush()
-                os._exit(ExitCode.INTERRUPTED)
-            cancel.set()
+    """Wait for all, and say it once when they were asked to stop."""
+    said = cancel.is_set
+    while wait(futures, timeout=0.2).not_done:
+        if not cancel.is_set:
+            continue
+        cancel.stop()
+        if not said:
+            said = True
             events.note("", "interrupted: cleaning up (Ctrl-C again to leave at once)")
+
+
+@contextmanager
+def _asked_to_stop(cancel: Cancel) -> Iterator[None]:
+    """A first Ctrl-C or SIGTERM asks the workers to clean up, a second one leaves at once.
+
+    A handler and no exception: one that came between two statements would end the wait, not the
+    work. Signals that this program was told to ignore stay ignored.
+    """
+
+    def stop(_number: int, _frame: object) -> None:
+        if cancel.is_set:
+            os.write(2, b"left at once: locks expire and the hosts revert by themselves\n")
+            os._exit(ExitCode.INTERRUPTED)
+        cancel.set()
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) != signal.SIG_IGN]
+    before = {number: signal.signal(number, stop) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -41,7 +41,7 @@ class Executor:
             case Rsync(source, target, include, checksum, delete):
                 self.host.rsync(
                     source, target, include=include, checksum=checksum, delete=delete,
-                    progress=self._progress,
+                    progress=self._progress, check=self.cancel.check,
                 )  # fmt: skip
             case Transient():
                 run_job(

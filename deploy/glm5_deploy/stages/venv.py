@@ -19,7 +19,7 @@ def uv_binary() -> Path:
     """uv as installed beside this program; the same file runs on the host."""
     from uv import find_uv_bin
 
-    return Path(find_uv_bin())
+    return Path(find_uv_bin()).resolve()
 
 
 def uv_on_host(desired: Desired) -> PurePosixPath:
