@@ -101,11 +101,12 @@ def audit(
 def _read(job: Job, lines: int) -> HostOutcome:
     from glm5_deploy.hosts.command import script
     from glm5_deploy.report.outcome import HostOutcome
+    from glm5_deploy.run.local import parse_audit
     from glm5_deploy.stages.observed import Paths
 
     path = Paths.of(job.target).state / "audit.jsonl"
     result = job.host.run(script(_TAIL, path, lines), sudo=True)
-    entries = [json_module.loads(line) for line in result.stdout.splitlines() if line.strip()]
+    entries = parse_audit(result.stdout.splitlines())
     return HostOutcome(job.target.name, "unchanged", data={"audit": entries})
 
 

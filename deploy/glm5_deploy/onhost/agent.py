@@ -24,7 +24,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -86,10 +86,13 @@ def link(path: Path, target: Path | None) -> None:
 
 
 def audit(state: Path, action: str, **details: object) -> None:
-    """Append one line to the host's audit log."""
+    """Append one line to the host's audit log; a full disk stops neither a switch nor a revert."""
     entry = {"at": time.time(), "action": action, **details}
-    with open(state / "audit.jsonl", "a", encoding="utf-8") as file:
-        file.write(json.dumps(entry) + "\n")
+    with suppress(OSError), open(state / "audit.jsonl", "ab+") as file:
+        end = file.seek(0, os.SEEK_END)
+        # A power cut may have left half a line.
+        torn = end > 0 and os.pread(file.fileno(), 1, end - 1) != b"\n"
+        file.write(b"\n" * torn + json.dumps(entry).encode() + b"\n")
 
 
 @contextmanager
@@ -279,7 +282,9 @@ def revert(root: Path, state: Path, release: str, reason: str) -> dict[str, obje
         "reason": reason,
         "at": time.time(),
     }
-    write(state / "reverted.json", json.dumps(done))
+    # Left pending, it would restart the earlier server every few seconds.
+    with suppress(OSError):
+        write(state / "reverted.json", json.dumps(done))
     forget(state / "pending.json")
     audit(state, "revert", release=pending["release"], previous=previous, reason=reason)
     systemctl("stop", "--no-block", timer_of(unit), check=False)

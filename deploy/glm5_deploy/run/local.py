@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +37,13 @@ def audit(command: str, hosts: dict[str, Any], seconds: float, exit_code: int) -
         "seconds": round(seconds, 1),
         "hosts": hosts,
     }
-    with (folder / "audit.jsonl").open("a", encoding="utf-8") as file:
-        file.write(json.dumps(entry) + "\n")
+    descriptor = os.open(folder / "audit.jsonl", os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+    with os.fdopen(descriptor, "rb+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        line = json.dumps(entry).encode() + b"\n"
+        # A run that was killed may have left half a line.
+        torn = file.seek(0, os.SEEK_END) > 0 and os.pread(descriptor, 1, file.tell() - 1) != b"\n"
+        file.write(b"\n" + line if torn else line)
 
 
 def read_audit(limit: int) -> list[dict[str, Any]]:
@@ -45,7 +52,21 @@ def read_audit(limit: int) -> list[dict[str, Any]]:
         lines = (state_folder() / "audit.jsonl").read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
         return []
-    return [json.loads(line) for line in lines[-limit:]]
+    return parse_audit(lines)[-limit:]
+
+
+def parse_audit(lines: Iterable[str]) -> list[dict[str, Any]]:
+    """Entries of an audit log; a line that a power cut or a kill left torn is shown as it is."""
+    entries: list[dict[str, Any]] = []
+    for line in lines:
+        if not line.strip("\0 \t\r\n"):
+            continue
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            entry = None
+        entries.append(entry if isinstance(entry, dict) else {"action": "torn line", "text": line})
+    return entries
 
 
 def _last_run(key: str) -> Path:
@@ -56,10 +77,12 @@ def remember_outcomes(key: str, statuses: dict[str, str]) -> None:
     """Keep each host's last status; hosts that were not part of this run keep theirs."""
     path = _last_run(key)
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    merged = {**_read(path), **statuses}
-    temporary = path.with_suffix(f".{os.getpid()}")
-    temporary.write_text(json.dumps(merged), encoding="utf-8")
-    temporary.replace(path)
+    with path.with_suffix(".lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        merged = {**_read(path), **statuses}
+        temporary = path.with_suffix(f".{os.getpid()}")
+        temporary.write_text(json.dumps(merged), encoding="utf-8")
+        temporary.replace(path)
 
 
 def failed_hosts(key: str) -> list[str]:

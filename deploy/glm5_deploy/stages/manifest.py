@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,6 +63,15 @@ def local_manifest(folder: Path, cache: Path) -> Manifest:
     Args:
         cache: a JSON file that remembers digests by size, times and inode.
     """
+    # Hosts that share a source wait for the first one's digests instead of reading it as well.
+    with _HASHING:
+        return _local_manifest(folder, cache)
+
+
+_HASHING = threading.Lock()
+
+
+def _local_manifest(folder: Path, cache: Path) -> Manifest:
     known = _load(cache)
     files = {path.relative_to(folder).as_posix(): path for path in sorted(_files(folder))}
     marks = {name: _mark(path) for name, path in files.items()}
@@ -112,10 +123,11 @@ def _load(cache: Path) -> dict[str, Any]:
 
 
 def _store(cache: Path, known: dict[str, Any]) -> None:
-    cache.parent.mkdir(parents=True, exist_ok=True)
-    temporary = cache.with_name(f"{cache.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(known))
-    temporary.replace(cache)
+    with suppress(OSError):  # it only saves time
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        temporary = cache.with_name(f"{cache.name}.{os.getpid()}")
+        temporary.write_text(json.dumps(known))
+        temporary.replace(cache)
 
 
 def wanted_manifest(folder: Path | None, manifest: Path | None, cache: Path) -> Manifest | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from glm5_deploy.onhost import agent
+from glm5_deploy.run.local import parse_audit
 
 DAY = 86400.0
 
@@ -178,6 +179,36 @@ def test_pruning_takes_unfinished_environments_that_nobody_builds(
     monkeypatch.setattr(agent, "systemctl", lambda *words, check: running in words)  # noqa: ARG005
     assert agent.prune(root, root / "state", 0)["removed"] == ["venvs/torn"]
     assert sorted(path.name for path in (root / "venvs").iterdir()) == ["building", "used"]
+
+
+@pytest.mark.usefixtures("systemd")
+def test_a_full_disk_does_not_keep_a_revert_pending(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release(root, "one")
+    release(root, "two")
+    confirmed(root, "one")
+    switch(root, "two")
+    write = agent.write
+
+    def full(path: Path, text: str) -> None:
+        if path.parent == root / "state":
+            raise OSError(28, "No space left on device")
+        write(path, text)
+
+    monkeypatch.setattr(agent, "write", full)
+    (root / "state" / "audit.jsonl").unlink()
+    (root / "state" / "audit.jsonl").mkdir()
+    assert agent.revert(root, root / "state", "two", "it failed")["previous"] == "one"
+    assert pending(root) is None
+
+
+def test_a_torn_line_of_the_audit_log_spoils_no_other(tmp_path: Path) -> None:
+    (tmp_path / "audit.jsonl").write_text('{"at": 1, "act')
+    agent.audit(tmp_path, "switch", release="one")
+    agent.audit(tmp_path, "confirm", release="one")
+    entries = parse_audit((tmp_path / "audit.jsonl").read_text().splitlines())
+    assert [entry["action"] for entry in entries] == ["torn line", "switch", "confirm"]
 
 
 def test_awkward_roots_are_recognised_in_unit_files(tmp_path: Path) -> None:
