@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
@@ -20,6 +21,7 @@ UNIT_FOLDER = PurePosixPath("/etc/systemd/system")
 
 _LINK = 'readlink -- "$1" || :'
 _READ = 'if [ -e "$1" ]; then cat -- "$1"; else exit 3; fi'
+_FILES = 'for f in "$@"; do if [ -e "$f" ]; then base64 -w0 -- "$f"; echo; else echo -; fi; done'
 _RELEASES = 'for r in "$1"/releases/*/; do [ -e "$r/.done" ] && basename "$r"; done; :'
 _VENVS = 'for v in "$1"/venvs/*/; do [ -e "$v/.done" ] && basename "$v"; done; :'
 _TREE = (
@@ -200,6 +202,15 @@ def _content(output: FactOutput) -> str | None:
     return output.stdout if output.returncode == 0 else None
 
 
+def parse_files(paths: Sequence[PurePosixPath], output: FactOutput) -> dict[str, str | None]:
+    """One line for each path: its content in base64, or ``-`` where there is no such file."""
+    lines = output.stdout.splitlines()
+    return {
+        str(path): None if line == "-" else base64.b64decode(line).decode(errors="replace")
+        for path, line in zip(paths, lines, strict=True)
+    }
+
+
 def _names(output: FactOutput) -> tuple[str, ...]:
     return tuple(sorted(output.stdout.split()))
 
@@ -270,6 +281,7 @@ def _folders(output: FactOutput) -> dict[str, tuple[str, str]]:
 def deployment_fact_list(target: Target) -> list[Fact[Any]]:
     """The facts of one target, each a command and a pure parser."""
     paths = Paths.of(target)
+    compared = paths.compared()
 
     def read(name: str, path: PurePosixPath, parse: Callable[[FactOutput], Any]) -> Fact[Any]:
         return Fact(name, script(_READ, path), parse)
@@ -291,16 +303,14 @@ def deployment_fact_list(target: Target) -> list[Fact[Any]]:
         Fact("jobs", script(_JOBS), _jobs),
         Fact("incumbent", script(_INCUMBENT, paths.current, paths.unit), parse_incumbent),
         Fact("folders", script(_FOLDERS, *paths.folders), _folders),
-        *(read(f"file:{path}", path, _content) for path in paths.compared()),
+        Fact("files", script(_FILES, *compared), lambda o: parse_files(compared, o)),
     ]
 
 
 def deployment_facts(values: dict[str, Any]) -> DeploymentFacts:
     """Collect what `deployment_fact_list` found."""
-    files = {k.removeprefix("file:"): v for k, v in values.items() if k.startswith("file:")}
     names = DeploymentFacts.__dataclass_fields__
-    own = {name: value for name, value in values.items() if name in names}
-    return DeploymentFacts(**own, files=files)
+    return DeploymentFacts(**{name: value for name, value in values.items() if name in names})
 
 
 def observe(host: Host, target: Target) -> Observed:
