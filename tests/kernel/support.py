@@ -92,9 +92,7 @@ def random_pool(shape: Shape) -> Tensor:
         values = (torch.randn(*rows, shape.latent_dim, device=DEVICE) * 60).clamp(-448, 448)
         # Any float32, from a group to the next a thousand times larger or smaller.
         scales = 10 ** (torch.rand(*rows, layout.groups, device=DEVICE) * 3 - 4)
-        pool = assemble_fp8(
-            values.to(torch.float8_e4m3fn), scales, rope, layout, shape.row_bytes
-        )
+        pool = assemble_fp8(values.to(torch.float8_e4m3fn), scales, rope, layout, shape.row_bytes)
     else:
         latent = torch.randn(*rows, shape.latent_dim, device=DEVICE)
         pool = torch.cat([latent, rope], dim=-1).to(shape.dtype)

@@ -27,13 +27,17 @@ WRONG = {
     "q: got 2 dims; allowed: 3": replaced("q", lambda c: c.q[0]),
     "q: got shape [3, 8, 575]; allowed: [3, 8, 576]": replaced("q", lambda c: c.q[..., :575]),
     "q: got float32; allowed: bfloat16 or float16": replaced("q", lambda c: c.q.float()),
-    "q: got 129 heads; allowed: 1 to 128 heads": replaced("q", lambda c: c.q.repeat(1, 17, 1)[:, :129]),
+    "q: got 129 heads; allowed: 1 to 128 heads": replaced(
+        "q", lambda c: c.q.repeat(1, 17, 1)[:, :129]
+    ),
     "q: got strides (4608, 1, 8)": replaced("q", lambda c: c.q.mT.contiguous().mT),
     "kv_cache: got 2 dims; allowed: 3": replaced("kv_cache", lambda c: c.kv_cache[0]),
     "kv_cache: got float16; allowed: bfloat16 or uint8": replaced(
         "kv_cache", lambda c: c.kv_cache.half()
     ),
-    "kv_cache: got rows of 512; allowed: 576": replaced("kv_cache", lambda c: c.kv_cache[..., :512]),
+    "kv_cache: got rows of 512; allowed: 576": replaced(
+        "kv_cache", lambda c: c.kv_cache[..., :512]
+    ),
     "kv_cache: got rows of 655 bytes; allowed: at least 656": replaced(
         "kv_cache", lambda _: torch.zeros(2, 16, 655, dtype=torch.uint8, device=DEVICE)
     ),
@@ -41,12 +45,16 @@ WRONG = {
         "kv_cache", lambda _: torch.zeros(2, 16, 657, dtype=torch.uint8, device=DEVICE)
     ),
     "indices: got int64; allowed: int32": replaced("indices", lambda c: c.indices.long()),
-    "indices: got no column; allowed: at least one": replaced("indices", lambda c: c.indices[:, :0]),
+    "indices: got no column; allowed: at least one": replaced(
+        "indices", lambda c: c.indices[:, :0]
+    ),
     "indices: got shape [2, 70]; allowed: [3, 70]": replaced("indices", lambda c: c.indices[:2]),
     "indices: got strides": replaced("indices", lambda c: c.indices.mT.contiguous().mT),
     "lengths: got shape [2]; allowed: [3]": replaced("lengths", lambda _: random_int(0, 9, (2,))),
     "request_ids: got one of the two": replaced("block_table", lambda _: random_int(0, 9, (2, 4))),
-    "latent_dim: got 100; allowed: 128, 256, 384 or 512": lambda c: c.options.update(latent_dim=100),
+    "latent_dim: got 100; allowed: 128, 256, 384 or 512": lambda c: c.options.update(
+        latent_dim=100
+    ),
     "rope_dim: got 48; allowed: 0, 16, 32, 64 or 128": lambda c: c.options.update(rope_dim=48),
     "out: got shape [1]; allowed: [3, 8, 512]": replaced("out", lambda c: c.q.new_empty(1)),
     "out: got float32; allowed: bfloat16": replaced(
@@ -95,9 +103,7 @@ def test_pair_of_queries_that_do_not_match() -> None:
         ((2, 3, 8, 128), (2, 3, 9), "lses: got shape [2, 3, 9]; allowed: [2, 3, 8]"),
     ],
 )
-def test_shards_that_do_not_fit(
-    outs: tuple[int, ...], lses: tuple[int, ...], message: str
-) -> None:
+def test_shards_that_do_not_fit(outs: tuple[int, ...], lses: tuple[int, ...], message: str) -> None:
     with pytest.raises(ValueError) as error:  # noqa: PT011
         merge_partials(
             torch.zeros(outs, dtype=torch.bfloat16, device=DEVICE),

@@ -21,7 +21,9 @@ def test_bytes_of_a_row() -> None:
     assert row[530:532].tolist() == [0, 0xC0]  # -2.0 in bfloat16
 
 
-@pytest.mark.parametrize(("latent", "rope", "size"), [(512, 64, 656), (256, 64, 392), (512, 0, 528)])
+@pytest.mark.parametrize(
+    ("latent", "rope", "size"), [(512, 64, 656), (256, 64, 392), (512, 0, 528)]
+)
 def test_packing_keeps_three_bits_of_mantissa(latent: int, rope: int, size: int) -> None:
     layout = Fp8Layout(latent, rope)
     kv = torch.randn(5, 7, latent + rope)

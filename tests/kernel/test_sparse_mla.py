@@ -45,7 +45,12 @@ def test_equals_the_reference(name: str) -> None:
 @pytest.mark.parametrize("fp8", [False, True])
 @pytest.mark.parametrize(
     "plan",
-    [Plan.split(NARROW, 100, 1), Plan.split(NARROW, 100, 4), Plan(NARROW, 4, 3), Plan(NARROW, 4, 7)],
+    [
+        Plan.split(NARROW, 100, 1),
+        Plan.split(NARROW, 100, 4),
+        Plan(NARROW, 4, 3),
+        Plan(NARROW, 4, 7),
+    ],
     ids=["one part", "four parts", "shares over two tokens", "shares longer than a token"],
 )
 def test_any_sharing_gives_the_same(plan: Plan, fp8: bool) -> None:

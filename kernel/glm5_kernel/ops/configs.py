@@ -146,7 +146,7 @@ TABLES: dict[str, dict[Kv, Table]] = {
     },
 }
 # Not measured there: the table whose shared memory fits.
-TABLES |= {arch: TABLES["sm120"] for arch in ("sm80", "sm86", "sm89")}
+TABLES |= dict.fromkeys(("sm80", "sm86", "sm89"), TABLES["sm120"])
 TABLES |= {"sm100": TABLES["sm90"]}
 
 SHARED = {
@@ -192,7 +192,7 @@ DETERMINISTIC_SPLITS = 8
 FILLED = 0.75
 """Part of the device that a row of a table must fill, else the next row is used."""
 SHORT = 4
-"""KV tiles per program up to which a second program on a multiprocessor costs more than it gives."""
+"""KV tiles per program up to which one program per multiprocessor is the better choice."""
 
 
 @functools.lru_cache(maxsize=4096)

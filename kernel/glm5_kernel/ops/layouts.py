@@ -58,8 +58,8 @@ def pack_fp8(kv: Tensor, layout: Fp8Layout, row_bytes: int | None = None) -> Ten
     Returns:
         [..., row_bytes] uint8.
     """
-    latent, rope = kv.split([layout.latent_dim, layout.rope_dim], dim=-1)
-    groups = latent.float().unflatten(-1, (layout.groups, GROUP))
+    latent, rope = kv[..., : layout.latent_dim], kv[..., layout.latent_dim :]
+    groups = latent.float().reshape(*latent.shape[:-1], layout.groups, GROUP)
     scales = (groups.abs().amax(-1) / E4M3_MAX).clamp_min(1e-12)
     values = (groups / scales.unsqueeze(-1)).flatten(-2).to(torch.float8_e4m3fn)
     return assemble_fp8(values, scales, rope, layout, row_bytes)
@@ -98,6 +98,7 @@ def unpack_fp8(rows: Tensor, layout: Fp8Layout, dtype: torch.dtype = torch.float
     """Dequantise packed rows: [..., row_bytes] uint8 to [..., latent_dim + rope_dim] in `dtype`."""
     values = rows[..., : layout.scale_at].contiguous().view(torch.float8_e4m3fn).to(dtype)
     scales = rows[..., layout.scale_at : layout.rope_at].contiguous().view(torch.float32).to(dtype)
-    latent = (values.unflatten(-1, (layout.groups, GROUP)) * scales.unsqueeze(-1)).flatten(-2)
+    groups = values.reshape(*values.shape[:-1], layout.groups, GROUP)
+    latent = (groups * scales.unsqueeze(-1)).flatten(-2)
     rope = rows[..., layout.rope_at : layout.row_bytes].contiguous().view(torch.bfloat16)
     return torch.cat([latent, rope.to(dtype)], dim=-1)

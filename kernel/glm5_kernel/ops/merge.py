@@ -4,8 +4,9 @@ Used for the splits of one call and, through `merge_partials`, for shards of the
 different ranks attended to (context parallelism).
 """
 # Triton kernels: constexpr arguments are upper case and tensors have no Python type.
-# ruff: noqa: N803, N806, ANN001, ANN202
+# ruff: noqa: N803, ANN001
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, no-any-return"
+# mypy: disable-error-code="import-untyped, import-not-found"
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ from glm5_kernel.ops.checks import check_contiguous, check_device, check_dtype, 
 from glm5_kernel.ops.portable import LN2, LOG2E, narrow
 
 
-@triton.jit(do_not_specialize=["n_heads", "n_units", "share", "s_row", "s_part", "s_lse_row", "s_lse_part"])
+@triton.jit(
+    do_not_specialize=["n_heads", "n_units", "share", "s_row", "s_part", "s_lse_row", "s_lse_part"]
+)
 def merge_kernel(
     p_part,
     p_part_lse,

@@ -1,7 +1,8 @@
 """Triton helpers that mean the same on a GPU and in Triton's interpreter."""
 # Triton kernels: constexpr arguments are upper case and tensors have no Python type.
-# ruff: noqa: N803, ANN001, ANN202
+# ruff: noqa: N803, ANN001, ANN201
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, no-any-return"
+# mypy: disable-error-code="import-untyped, import-not-found"
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ def dot(a, b, acc):
 @triton.jit
 def narrow(x, DTYPE: tl.constexpr):
     """float32 `x` in DTYPE, rounded to nearest."""
-    if IN_INTERPRETER and DTYPE == tl.bfloat16:  # it truncates
+    if IN_INTERPRETER and tl.bfloat16 == DTYPE:  # it truncates
         bits = x.to(tl.int32, bitcast=True)
         bits = bits + 0x7FFF + ((bits >> 16) & 1)
         x = (bits & -65536).to(tl.float32, bitcast=True)
