@@ -6,6 +6,7 @@ import base64
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -207,7 +208,7 @@ def parse_files(paths: Sequence[PurePosixPath], output: FactOutput) -> dict[str,
     lines = output.stdout.splitlines()
     return {
         str(path): None if line == "-" else base64.b64decode(line).decode(errors="replace")
-        for path, line in zip(paths, lines, strict=True)
+        for path, line in zip_longest(paths, lines, fillvalue="-")
     }
 
 
