@@ -37,7 +37,9 @@ def test_a_bare_host_gets_everything_in_order(lock: Path, snapshot: SnapshotAsse
     )
     text = written(plan(wanted, bare())).replace(wanted.release.identifier, "RELEASE")
     assert wanted.venv is not None
-    assert text.replace(wanted.venv.identifier, "VENV") == snapshot
+    name = wanted.venv.identifier
+    # long lines are cut, at this place within the name
+    assert text.replace(name, "VENV").replace(f"{name[:8]}…", "VENV…") == snapshot
 
 
 def test_a_complete_host_gets_nothing(lock: Path) -> None:
