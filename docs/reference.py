@@ -43,8 +43,8 @@ COMMANDS_HEAD = """
 
 Results go to standard output, everything else to standard error. `--json` prints one JSON document;
 commands that go on (`logs -f`, `status --watch`) print one JSON object a line.
-The [quick start](index.md#exit-codes) has the exit codes, [operations](operations.md#json-documents)
-the shapes of the documents.
+The [quick start](index.md#exit-codes) has the exit codes,
+[operations](operations.md#json-documents) the shapes of the documents.
 
 `glm5-deploy --install-completion` adds completion to your shell; it knows the host and group names
 of your inventory.
