@@ -18,6 +18,7 @@ from glm5_deploy.hosts.command import Command, script
 
 GUARD = r"""
 limit=$1 lifeline=$2 start=$3; shift 3
+umask 022
 LC_ALL=C; PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin; export LC_ALL PATH
 [ -z "$start" ] || printf '%s\n' "$start" >&2
 if [ "$lifeline" = 1 ]; then
@@ -32,7 +33,8 @@ fi
 exec timeout -k 5 "$limit" sh -c 'trap : TERM; "$@"; exit $?' glm5-deploy "$@"
 """
 """$1 seconds (0: no limit), $2 1: standard input is a lifeline and not the command's, $3 line that
-marks the start, then the command.
+marks the start, then the command. A login's own umask (077 on hardened hosts) would make folders
+that a service cannot enter.
 
 ``timeout`` leads a process group of its own and passes a TERM on to all of it, KILL after 5 s. The
 inner shell turns a death by signal into status 128+n, which every SSH library reports.

@@ -71,8 +71,11 @@ class Command:
         return shlex.join(self.words())
 
     def masked(self, limit: int = 200) -> str:
-        """For messages and logs: one line, a long script shortened."""
-        text = " ".join(self.shell().split())
+        """For messages and logs: one line; of a script of several lines the arguments alone."""
+        words = self.words()
+        if words[:2] == ("sh", "-c") and "\n" in words[2].strip():
+            words = ("sh", "-c", "…", *words[4:])
+        text = " ".join(shlex.join(words).replace("'…'", "…").split())
         return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 

@@ -37,6 +37,12 @@ here.
 CHANNEL_TIMEOUT = 15.0
 """Seconds for a channel to open: one round trip, so a longer wait means a dead link."""
 
+SESSION_TIMEOUT = 15.0
+"""Seconds to wait for a session where sshd has as many as it allows."""
+
+CONNECT_FAILED = 2
+"""SSH_OPEN_CONNECT_FAILED of RFC 4254, 5.1; sshd says it for too many sessions too."""
+
 TIMED_OUT = frozenset({124, 137, -1})
 """What ``timeout`` ends with; -1 (no status) where its KILL took itself along."""
 
@@ -221,7 +227,7 @@ class SshHost:
         try:
             channel = self._channel("direct-tcpip", (address, port))
         except paramiko.ChannelException as error:
-            if error.code == 2:  # SSH_OPEN_CONNECT_FAILED
+            if error.code == CONNECT_FAILED:
                 raise ConnectionRefusedError(
                     f"{self._name}: nothing listens on {address} port {port} ({error.text})"
                 ) from error
@@ -358,13 +364,17 @@ class SshHost:
     # --- the connection --------------------------------------------------------------------------
 
     def _channel(
-        self, kind: Literal["session", "direct-tcpip"], address: tuple[str, int] | None
+        self,
+        kind: Literal["session", "direct-tcpip"],
+        address: tuple[str, int] | None,
+        until: float | None = None,
     ) -> paramiko.Channel:
         """Open a channel. A connection that broke while idle is replaced once: nothing has started
-        yet.
+        yet. Where MaxSessions is small, wait for another of our commands to end.
         """
         import paramiko
 
+        until = _now() + SESSION_TIMEOUT if until is None else until
         reused = self._session is not None
         session = self._connected()
         try:
@@ -372,6 +382,10 @@ class SshHost:
                 kind, address, ("127.0.0.1", 0) if address else None, timeout=CHANNEL_TIMEOUT
             )
         except paramiko.ChannelException as error:
+            if kind == "session" and error.code == CONNECT_FAILED and _now() < until:
+                # sshd takes a moment to forget a session that has just ended
+                self._closing.wait(0.1)
+                return self._channel(kind, address, until)
             if kind == "session":
                 raise UnreachableError(
                     f"{self._name}: sshd opens no further session: {error.text}",
@@ -381,7 +395,7 @@ class SshHost:
         except (paramiko.SSHException, EOFError, OSError) as error:
             self._drop()
             if reused and not self._closing.is_set():
-                return self._channel(kind, address)
+                return self._channel(kind, address, until)
             raise UnreachableError(
                 f"{self._name}: the connection broke at once: {error or type(error).__name__}"
             ) from error

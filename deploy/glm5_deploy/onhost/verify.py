@@ -69,12 +69,15 @@ def read_manifest(path: Path) -> dict[str, str]:
 
 
 def listing(folder: Path) -> Iterator[str]:
-    """Every regular file below a folder, relative, but for what a transfer or we leave there."""
+    """Every regular file below a folder, relative, but for what a transfer or we leave there, and
+    names that a line of text cannot hold.
+    """
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder)
         if (
             path.is_file()
             and path.name not in IGNORED
+            and str(name).isprintable()
             and not any(part.startswith(".") for part in name.parts)
         ):
             yield str(name)

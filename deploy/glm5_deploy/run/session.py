@@ -55,6 +55,7 @@ class HostRun:
 
     def _up(self) -> HostOutcome:
         observed = self._observe()
+        self._tell_reverted(observed)
         self.changes = plan(self.desired, observed)
         if self.options.check:
             status: Status = "changed" if self.changes else "unchanged"
@@ -73,7 +74,6 @@ class HostRun:
         """
         self.events.stage(self.host.name, "preflight")
         observed = observe(self.host, self.desired.target)
-        self._tell_reverted(observed)
         rows = preflight(self.desired, observed)
         problems = [row for row in rows if row.status == "failed"]
         if problems:
@@ -100,6 +100,8 @@ class HostRun:
                 self.events.note(self.host.name, f"took over the lock of {taken_from}")
             observed = self._observe()
             self.changes = plan(self.desired, observed)
+            if any(change.stage == "service" for change in self.changes):
+                self._require_forwarding()
             if interrupts_service(self.changes):
                 limit = self.desired.target.profile.limits.load
                 self.events.note(
@@ -110,6 +112,22 @@ class HostRun:
             added = any(change.stage in {"release", "venv"} for change in self.applied)
             if added and (observed.deployment.releases or observed.deployment.venvs):
                 self._prune(observed)
+
+    def _require_forwarding(self) -> None:
+        """Without it a good release could not be proven, and would be taken back.
+
+        Raises:
+            PreflightError: the host's sshd forwards no connections.
+        """
+        from glm5_deploy.smoke.health import dial_address
+
+        serve = self.desired.target.profile.serve
+        try:
+            self.host.dial(dial_address(serve.host), serve.port).close()
+        except UnreachableError as error:
+            raise PreflightError(f"{error.message}\nnothing was changed", error.hint) from error
+        except OSError:
+            return  # nothing listens yet
 
     def _carry_out(self, observed: Observed, still_ours: Callable[[], None]) -> None:
         from glm5_deploy.run.steps import Executor

@@ -101,6 +101,7 @@ def _files(folder: Path) -> list[Path]:
         for path in folder.rglob("*")
         if path.is_file()
         and path.name != "MANIFEST.sha256"
+        and str(path.relative_to(folder)).isprintable()
         and not any(part.startswith(".") for part in path.relative_to(folder).parts)
     ]
 

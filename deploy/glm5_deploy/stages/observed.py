@@ -253,8 +253,12 @@ def parse_tree(output: FactOutput) -> dict[str, FileState] | None:
     if output.returncode != 0:
         return None
     files: dict[str, FileState] = {}
-    for line in output.stdout.splitlines():
-        size, mtime, ctime, inode, name = line.split(" ", 4)
+    for line in output.stdout.split("\n"):
+        fields = line.split(" ", 4)
+        # A name with a line break is no model's file: its pieces are passed over.
+        if len(fields) < 5 or not (fields[0].isdigit() and fields[3].isdigit()):
+            continue
+        size, mtime, ctime, inode, name = fields
         files[name] = FileState(int(size), _nanoseconds(mtime), _nanoseconds(ctime), int(inode))
     return files
 

@@ -10,12 +10,19 @@ from glm5_deploy.stages.observed import Observed
 STAGE = "release"
 
 # Other units that ours names may have faults of their own: only what is said about ours counts.
+# What the service's user may not read (a model under /root) would show only after the switch.
 _FINISH = """
 folder=$(mktemp -d) && trap 'rm -rf "$folder"' EXIT
 cp -- "$1/unit" "$folder/$2"
 said=$(LC_ALL=C systemd-analyze verify --man=no "$folder/$2" 2>&1 | grep -F -- "$2" || :)
 [ -z "$said" ] || { printf '%s\\n' "$said" >&2; exit 1; }
-: > "$1/.done"
+release=$1 user=$3 model=$4; shift 4
+denied() { echo "user $user cannot read $1" >&2; exit 1; }
+for path in "$model" "$@"; do runuser -u "$user" -- test -r "$path" || denied "$path"; done
+cd /
+found=$(runuser -u "$user" -- find -L "$model" ! -readable -print -quit 2>/dev/null)
+[ -z "$found" ] || denied "$found"
+: > "$release/.done"
 """
 
 
@@ -24,10 +31,12 @@ def plan(desired: Desired, observed: Observed) -> list[Change]:
     release = desired.release
     if release.identifier in observed.deployment.releases:
         return []
-    folder = desired.paths.release(release.identifier)
+    folder, user = desired.paths.release(release.identifier), desired.target.profile.unit.user
+    venv = None if desired.venv is None else desired.paths.venv(desired.venv.identifier)
+    programs = () if venv is None else (venv / "bin" / "python",)
     steps: tuple[Step, ...] = (
         *(Put(folder / file.name, _bytes(file.content), mode=file.mode) for file in release.files),
-        Run(script(_FINISH, folder, desired.paths.unit)),
+        Run(script(_FINISH, folder, desired.paths.unit, user, desired.paths.model, *programs)),
     )
     detail = f"profile {desired.target.profile.name}"
     return [Change(STAGE, "create", release.identifier, detail, steps)]

@@ -164,7 +164,9 @@ def test_the_fake_host_takes_only_what_is_expected() -> None:
 
 
 def test_a_command_is_masked_on_one_line() -> None:
-    assert Command(("sh", "-c", "a\n  b")).masked() == "sh -c 'a b'"
+    assert Command(("sh", "-c", "a  b")).masked() == "sh -c 'a b'"
+    assert script("\na\nb $1\n", "it's", "x").masked() == """sh -c … 'it'"'"'s' x"""
+    assert Command(("sh", "-c", "a\nb"), env=(("A", "1"),)).masked() == "env A=1 sh -c 'a b'"
     assert len(command("echo", "x" * 500).masked()) == 200
 
 

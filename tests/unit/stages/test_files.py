@@ -118,3 +118,19 @@ def test_environment_values_are_read_back_by_a_shell(value: str) -> None:
         capture_output=True, check=True,
     )  # fmt: skip
     assert said.stdout.decode() == f"{value}|"
+
+
+def test_names_that_a_line_cannot_hold_are_passed_over(tmp_path: Path) -> None:
+    from glm5_deploy.hosts.facts.fact import FactOutput
+    from glm5_deploy.onhost import verify
+    from glm5_deploy.stages.observed import parse_tree
+
+    plain = ["-dash", "a b.gguf", "ünï"]
+    for name in (*plain, "new\nline", "separator\u2028", "bad\udcff"):
+        (tmp_path / name).touch()
+    assert sorted(verify.listing(tmp_path)) == plain
+    assert sorted(local_manifest(tmp_path, tmp_path / ".digests").entries) == plain
+    text = "2 1.5 1.5 7 a b.gguf\n1 1.5 1.5 8 new\nline\n3 1.5 1.5 9 x\u2028y\n"
+    found = parse_tree(FactOutput(0, text, ""))
+    assert found is not None
+    assert set(found) == {"a b.gguf", "new", "x\u2028y"}
