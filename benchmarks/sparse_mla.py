@@ -1,7 +1,8 @@
 """Speed of the sparse MLA kernel beside its peers, in one run on one CUDA device.
 
     python benchmarks/sparse_mla.py --output benchmarks/results/sparse_mla-h200.json
-    python benchmarks/sparse_mla.py --draw benchmarks/results/sparse_mla-h200.json
+    python benchmarks/sparse_mla.py --draw benchmarks/results/sparse_mla-h200.json \
+        --page docs/kernels.md
 
 The peers are those of an installed vLLM with FlashMLA: `flashmla_bf16`, `flashmla_fp8`,
 `vllm_triton` (vLLM's own Triton kernel) and `dense_triton` (its dense Triton decode kernel with the
@@ -37,6 +38,7 @@ LATENT, ROPE = 512, 64
 SCALE = (LATENT + ROPE) ** -0.5
 SHAPES = [(t, h) for h in (8, 16, 64) for t in (1, 4, 8, 32, 128, 2048)]
 KINDS = ("bf16", "fp8_ds_mla")
+START, END = "<!-- speed: start -->", "<!-- speed: end -->"
 
 Call = Callable[[int], object]
 
@@ -327,6 +329,13 @@ def table_line(
     return "| " + " | ".join(cells) + " |"
 
 
+def put_into(page: Path, text: str) -> None:
+    """Replace what stands between the page's two marks."""
+    before, rest = page.read_text().split(START)
+    after = rest.split(END)[1]
+    page.write_text(f"{before}{START}\n{text}\n{END}{after}")
+
+
 def number(value: float | None) -> str:
     return "–" if value is None else f"{value:.1f}" if value < 1000 else f"{value:.0f}"
 
@@ -336,6 +345,7 @@ def draw(result: dict[str, Any], target: Path) -> None:
     import matplotlib as mpl
 
     mpl.use("Agg")
+    mpl.rcParams["svg.hashsalt"] = "sparse_mla"  # the same figures give the same file
     from matplotlib import pyplot as plt
 
     colours = {
@@ -372,28 +382,28 @@ def draw(result: dict[str, Any], target: Path) -> None:
     axes[0][0].legend(fontsize=7)
     figure.suptitle(f"Sparse MLA, top-k 2048, {result['device']}")
     figure.tight_layout()
-    figure.savefig(target)
+    figure.savefig(target, metadata={"Date": None})
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--output", type=Path, help="write JSON here, and a plot beside it")
-    parser.add_argument("--draw", type=Path, metavar="JSON", help="only print and draw this result")
+    parser.add_argument("--output", type=Path, help="write the result here, as JSON")
+    parser.add_argument("--draw", type=Path, metavar="JSON", help="measure nothing, show this")
+    parser.add_argument("--page", type=Path, help="put table and plot into this page of the manual")
     parser.add_argument("--heads", type=int, nargs="*", help="only these numbers of heads")
     parser.add_argument("--replays", type=int, default=11)
     arguments = parser.parse_args()
     if arguments.draw:
-        result, target = json.loads(arguments.draw.read_text()), arguments.draw
+        result = json.loads(arguments.draw.read_text())
     else:
         shapes = [s for s in SHAPES if not arguments.heads or s[1] in arguments.heads]
-        result, target = measure(shapes, arguments.replays), arguments.output
+        result = measure(shapes, arguments.replays)
     print(table(result))
-    if target:
-        target.write_text(json.dumps(result, indent=1) + "\n")
-        try:
-            draw(result, target.with_suffix(".svg"))
-        except ImportError as error:
-            print(f"no plot: {error}")
+    if arguments.output:
+        arguments.output.write_text(json.dumps(result, indent=1) + "\n")
+    if arguments.page:
+        put_into(arguments.page, table(result))
+        draw(result, arguments.page.with_name("sparse_mla-h200.svg"))
 
 
 if __name__ == "__main__":

@@ -112,9 +112,9 @@ class Plan:
         return cls(config, share * math.ceil(units / share), share)
 
 
-# A query tile is one token's `heads` query heads. 0.02 of 132 to 188 multiprocessors: one to three
-# query tiles, each shared by as many programs as it has KV tiles.
-SMALL = 0.02
+# A query tile is one token's `heads` query heads. 0.035 of 132 to 188 multiprocessors: four to six
+# query tiles, each shared by about as many programs as it has KV tiles.
+SMALL = 0.035
 ALWAYS = math.inf
 
 NARROW = Config(heads=16, tile=32, warps=4, stages=3, shared=93_184)

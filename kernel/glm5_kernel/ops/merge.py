@@ -4,7 +4,7 @@ Used for the splits of one call and, through `merge_partials`, for shards of the
 different ranks attended to (context parallelism).
 """
 # Triton kernels: constexpr arguments are upper case and tensors have no Python type.
-# ruff: noqa: N803, ANN001
+# ruff: noqa: N803, ANN001, ANN201
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, no-any-return"
 # mypy: disable-error-code="import-untyped, import-not-found"
 

@@ -131,6 +131,7 @@ def workspace_bytes(
     return max((_partial_bytes(t, heads, p.parts, latent_dim) for t, p in plans), default=0)
 
 
+@functools.lru_cache(maxsize=64)
 def supports_pdl(device: torch.device) -> bool:
     """Whether a kernel may start while its predecessor still runs (capability 9.0 and newer)."""
     return not INTERPRET and torch.cuda.get_device_capability(device)[0] >= 9
