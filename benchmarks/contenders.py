@@ -41,11 +41,13 @@ class Outcome:
     Args:
         changed: what it says it changed, over all hosts.
         details: more that it says about itself.
+        processor: seconds of processor time, here and on the hosts.
     """
 
     seconds: float
     changed: int
     details: dict[str, Any] = field(default_factory=dict)
+    processor: float = 0.0
 
 
 class Contender(Protocol):

@@ -6,16 +6,21 @@
 Every round, each program in turn (the order shifts from round to round) gets hosts with nothing
 on them, deploys to them (``first``) and then deploys again (``noop``); a second deployment that
 changes anything ends the benchmark. A round before the measured ones warms caches and counts SSH
-connections and sessions, by the hosts' own sshd. Needs root, as the end-to-end tests do.
+connections and sessions, by the hosts' own sshd. Processor time, here and on the hosts, is measured
+beside the clock's: it says more where other work runs on the machine. Results are written after
+each round. Needs root, as the end-to-end tests do.
 """
 
 from __future__ import annotations
 
 import argparse
+import resource
+import signal
 import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +37,8 @@ VENVS = CHECKOUT / "build" / "benchmark"
 LEFTOVERS = "userdel glm5; rm -rf /root/.ansible /root/.cache /tmp/pyinfra* /tmp/*; exit 0"
 COUNTED = {"connections": "Accepted publickey", "sessions": "Starting session:"}
 
-Times = dict[tuple[str, int, str], list[float]]
-"""Seconds by program, number of hosts, and ``first`` or ``noop``."""
+Runs = dict[tuple[str, int, str], list[Outcome]]
+"""By program, number of hosts, and ``first`` or ``noop``."""
 
 
 def reset(hosts: Sequence[BedHost]) -> None:
@@ -65,10 +70,18 @@ def deploy(contender: Contender, hosts: Sequence[BedHost], *, noop: bool) -> Out
     Raises:
         BenchmarkError: a first deployment that changed nothing, or a second one that did.
     """
+    before = processor(hosts[0].bed)
     outcome = contender.run([host.name for host in hosts])
     if bool(outcome.changed) == noop:
         raise BenchmarkError(f"{contender.name}: {outcome.changed} changes, noop is {noop}")
-    return outcome
+    return replace(outcome, processor=processor(hosts[0].bed) - before)
+
+
+def processor(bed: Bed) -> float:
+    """Seconds of processor time that ended children of ours and all hosts have had."""
+    here = resource.getrusage(resource.RUSAGE_CHILDREN)
+    stat = (bed.cgroups()[-1] / "cpu.stat").read_text().split()
+    return here.ru_utime + here.ru_stime + int(stat[stat.index("usage_usec") + 1]) / 1e6
 
 
 def count(contender: Contender, hosts: Sequence[BedHost]) -> dict[str, Any]:
@@ -91,28 +104,38 @@ def count(contender: Contender, hosts: Sequence[BedHost]) -> dict[str, Any]:
 
 
 def measure(
-    programs: Sequence[Contender], hosts: Sequence[BedHost], times: Times, noops: int
+    programs: Sequence[Contender], hosts: Sequence[BedHost], runs: Runs, noops: int
 ) -> None:
     """One round: every program, first deployment and no-ops."""
     for program in programs:
         reset(hosts)
-        first = deploy(program, hosts, noop=False)
-        times[program.name, len(hosts), "first"].append(first.seconds)
-        say(f"{len(hosts)} hosts, {program.name}: first {first.seconds:.2f} s")
-        for _ in range(noops):
-            again = deploy(program, hosts, noop=True)
-            times[program.name, len(hosts), "noop"].append(again.seconds)
-            say(f"{len(hosts)} hosts, {program.name}: noop {again.seconds:.2f} s")
+        for what in ("first", *["noop"] * noops):
+            outcome = deploy(program, hosts, noop=what == "noop")
+            runs[program.name, len(hosts), what].append(outcome)
+            say(
+                f"{len(hosts)} host(s), {program.name}, {what}: {outcome.seconds:.2f} s, "
+                f"processor {outcome.processor:.2f} s"
+            )
 
 
-def ratios(times: Times, ours: str) -> dict[str, dict[str, float]]:
+def ratios(medians: dict[tuple[str, int, str], float], ours: str) -> dict[str, dict[str, float]]:
     """Our median over each other program's: ``noop/3`` → ``pyinfra`` → 0.4."""
-    medians = {key: summary(values)["median"] for key, values in times.items()}
     found: dict[str, dict[str, float]] = defaultdict(dict)
     for (name, hosts, what), median in medians.items():
         if name != ours:
             found[f"{what}/{hosts}"][name] = round(medians[ours, hosts, what] / median, 3)
     return dict(found)
+
+
+def figures(runs: Runs, ours: str, field: str) -> dict[str, Any]:
+    """Medians and all values of one field of the outcomes, with ratios."""
+    nested: dict[str, Any] = defaultdict(lambda: defaultdict(dict))
+    medians = {}
+    for (name, hosts, what), outcomes in runs.items():
+        row = summary([getattr(outcome, field) for outcome in outcomes])
+        nested[what][str(hosts)][name] = row
+        medians[name, hosts, what] = row["median"]
+    return {"values": nested, "ratios": ratios(medians, ours)}
 
 
 def say(text: str) -> None:
@@ -123,38 +146,34 @@ def benchmark(bed: Bed, folder: Path, options: argparse.Namespace) -> dict[str, 
     """All rounds on a booted bed; gives the results' document."""
     programs = contenders(Site.make(folder, bed), VENVS)
     groups = [list(bed.hosts.values())[:number] for number in options.hosts]
-    before = machine()
-    counts = {p.name: count(p, list(bed.hosts.values())[:1]) for p in programs}
-    for group in groups:
-        if len(group) > 1:
-            for program in programs:
-                count(program, group)
-    times: Times = defaultdict(list)
+    document: dict[str, Any] = {
+        "machine": machine(),
+        "versions": {program.name: program.version for program in programs},
+        "packages": versions("paramiko", "uv", "typer", "pydantic"),
+        "ssh_one_host": {p.name: count(p, list(bed.hosts.values())[:1]) for p in programs},
+    }
+    runs: Runs = defaultdict(list)
     for number in range(options.rounds):
         shift = number % len(programs)
         for group in groups:
-            measure(programs[shift:] + programs[:shift], group, times, options.noops)
-    nested: dict[str, Any] = defaultdict(lambda: defaultdict(dict))
-    for (name, hosts, what), values in times.items():
-        nested[what][str(hosts)][name] = summary(values)
-    return {
-        "machine": before,
-        "versions": {program.name: program.version for program in programs},
-        "packages": versions("paramiko", "uv", "typer", "pydantic"),
-        "seconds": nested,
-        "ratios": ratios(times, programs[0].name),
-        "ssh_one_host": counts,
-    }
+            measure(programs[shift:] + programs[:shift], group, runs, options.noops)
+        document["rounds"] = number + 1
+        for field in ("seconds", "processor"):
+            document[field] = figures(runs, programs[0].name, field)
+        if options.save:
+            say(f"written: {save('orchestrator', document)}")
+    return document
 
 
-def table(document: dict[str, Any]) -> str:
+def table(document: dict[str, Any], field: str) -> str:
     """The medians as a Markdown table."""
-    columns = [(w, h) for w in document["seconds"] for h in document["seconds"][w]]
-    head = "| program | " + " | ".join(f"{w}, {h} host(s)" for w, h in columns) + " |"
+    values = document[field]["values"]
+    columns = [(what, hosts) for what in values for hosts in values[what]]
+    head = f"| {field} | " + " | ".join(f"{w}, {h} host(s)" for w, h in columns) + " |"
     rows = [head, "|---" * (len(columns) + 1) + "|"]
-    for name in document["versions"]:
-        cells = [f"{document['seconds'][w][h][name]['median']:.2f}" for w, h in columns]
-        rows.append(f"| {name} {document['versions'][name]} | " + " | ".join(cells) + " |")
+    for name, version in document["versions"].items():
+        cells = [f"{values[w][h][name]['median']:.2f}" for w, h in columns]
+        rows.append(f"| {name} {version} | " + " | ".join(cells) + " |")
     return "\n".join(rows)
 
 
@@ -171,6 +190,7 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     options = arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # hosts are taken down then too
     with tempfile.TemporaryDirectory(prefix="glm5-benchmark-", dir="/var/tmp") as name:
         bed = Bed(Path(name) / "bed")
         bed.up([f"node{number + 1}" for number in range(max(options.hosts))])
@@ -178,11 +198,10 @@ def main() -> None:
             document = benchmark(bed, Path(name) / "site", options)
         finally:
             bed.down()
-    print(table(document))
-    print(f"ratios: {document['ratios']}")
+    for field in ("seconds", "processor"):
+        print(table(document, field))
+        print(f"ratios: {document[field]['ratios']}")
     print(f"over SSH, one host: {document['ssh_one_host']}")
-    if options.save:
-        say(f"written: {save('orchestrator', document)}")
 
 
 if __name__ == "__main__":
