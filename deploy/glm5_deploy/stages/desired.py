@@ -172,6 +172,7 @@ def _describe(profile: Profile, venv: Venv | None, manifest: Manifest | None) ->
     """What the server is made of; what only tests and limits are for restarts nothing."""
     ours = {"smoke", "limits", "needs", "description", "secrets"}
     document = profile.model_dump(mode="json", exclude=ours)
+    document["engine"].pop("lock")  # the environment's name says what it holds, wherever it lay
     document["model"].pop("source")
     document["model"].pop("manifest")
     document["secret_names"] = sorted(profile.secrets)

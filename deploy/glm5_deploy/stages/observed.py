@@ -23,12 +23,31 @@ UNIT_FOLDER = PurePosixPath("/etc/systemd/system")
 _LINK = 'readlink -- "$1" || :'
 _READ = 'if [ -e "$1" ]; then cat -- "$1"; else exit 3; fi'
 _FILES = 'for f in "$@"; do if [ -e "$f" ]; then base64 -w0 -- "$f"; echo; else echo -; fi; done'
-_RELEASES = 'for r in "$1"/releases/*/; do [ -e "$r/.done" ] && basename "$r"; done; :'
-_VENVS = 'for v in "$1"/venvs/*/; do [ -e "$v/.done" ] && basename "$v"; done; :'
+# One that lost a part since it was finished counts as absent, and is made again.
+_RELEASES = """
+for r in "$1"/releases/*/; do
+  [ -e "$r/.done" ] && [ -s "$r/unit" ] && [ -s "$r/environment" ] && [ -e "$r/secrets" ] &&
+    [ -s "$r/profile.json" ] && basename "$r"
+done; :
+"""
+_VENVS = """
+for v in "$1"/venvs/*/; do [ -e "$v/.done" ] && [ -x "$v/bin/python" ] && basename "$v"; done; :
+"""
 _TREE = (
     'if [ -d "$1" ]; then cd -- "$1" && '
     "find -L . -type f ! -path '*/.*/*' ! -name '.*' -printf '%s %T@ %C@ %i %P\\n'; else exit 3; fi"
 )
+_ABSENT = """
+for package do
+  if command -v dpkg-query >/dev/null; then
+    state=$(dpkg-query -W -f '${db:Status-Status}' -- "$package" 2>/dev/null)
+    [ "$state" != installed ] || continue
+  elif command -v rpm >/dev/null; then
+    rpm -q --quiet -- "$package" && continue
+  fi
+  printf '%s\\n' "$package"
+done
+"""
 _USER = 'getent passwd -- "$1" >/dev/null && echo yes || :'
 _INCUMBENT = """
 name=$(sed -n 's/^SyslogIdentifier=//p' "$1/unit" 2>/dev/null | head -n 1)
@@ -75,6 +94,7 @@ class DeploymentFacts:
         files: contents of files that a plan compares, by path; None where there is no such file.
         model_files: relative name to state; None where the folder does not exist.
         model_stamp: the last full verification (see onhost/verify.py), or None.
+        absent_packages: those of the profile's own list that are not installed.
         jobs: transient units of ours and whether they are active, by name.
     """
 
@@ -90,6 +110,7 @@ class DeploymentFacts:
     model_manifest: str | None = None
     model_stamp: dict[str, Any] | None = None
     user_exists: bool = False
+    absent_packages: tuple[str, ...] = ()
     jobs: dict[str, str] | None = None
     incumbent: Incumbent | None = None
     folders: dict[str, tuple[str, str]] | None = None
@@ -216,6 +237,10 @@ def _names(output: FactOutput) -> tuple[str, ...]:
     return tuple(sorted(output.stdout.split()))
 
 
+def _lines(output: FactOutput) -> tuple[str, ...]:
+    return tuple(output.stdout.split())
+
+
 def _document(output: FactOutput) -> dict[str, Any] | None:
     if output.returncode != 0:
         return None
@@ -305,6 +330,7 @@ def deployment_fact_list(target: Target) -> list[Fact[Any]]:
         Fact(
             "user_exists", script(_USER, target.profile.unit.user), lambda o: bool(o.stdout.strip())
         ),
+        Fact("absent_packages", script(_ABSENT, *target.profile.needs.packages), _lines),
         Fact("jobs", script(_JOBS), _jobs),
         Fact("incumbent", script(_INCUMBENT, paths.current, paths.unit), parse_incumbent),
         Fact("folders", script(_FOLDERS, *paths.folders), _folders),

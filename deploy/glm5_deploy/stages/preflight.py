@@ -84,10 +84,11 @@ def clock(_desired: Desired, observed: Observed) -> Check:
 
 
 def packages(desired: Desired, observed: Observed) -> Check:
-    lacking = system.lacking(desired, observed)
+    absent = observed.deployment.absent_packages
+    lacking = [*(need.name for need in system.lacking(desired, observed)), *absent]
     if not lacking:
         return passed("packages", "nothing is lacking")
-    names = ", ".join(need.name for need in lacking)
+    names = ", ".join(lacking)
     manager = package_manager(observed.system.tools)
     if manager is None:
         return failed("packages", f"lacking: {names}", "no package manager we know: install these")

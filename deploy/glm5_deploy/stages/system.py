@@ -8,14 +8,28 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from glm5_deploy.hosts.command import command
+from glm5_deploy.config.models import Profile
+from glm5_deploy.hosts.command import command, script
 from glm5_deploy.onhost import program
 from glm5_deploy.stages.change import Change, Put, Rsync, Run, Transient
 from glm5_deploy.stages.desired import Desired
 from glm5_deploy.stages.observed import PROGRAMS, Observed
-from glm5_deploy.stages.packages import PackageManager, package_manager
+from glm5_deploy.stages.packages import (
+    PackageManager,
+    distribution_has_python,
+    package_manager,
+)
 
 STAGE = "system"
+
+# A group of that name may be left of a user that was removed by hand.
+_ADD_USER = """
+if getent group -- "$1" >/dev/null; then set -- "$1" --gid "$1"; else set -- "$1" --user-group; fi
+user=$1; shift
+exec useradd --system "$@" --home-dir /nonexistent --no-create-home --shell /usr/sbin/nologin "$user"
+"""
+OLDEST_PYTHON = (3, 8, 0)
+"""What our own programs on the host run on."""
 
 
 @dataclass(frozen=True)
@@ -26,10 +40,18 @@ class Requirement:
     reason: str
 
 
+def version_matters(profile: Profile) -> bool:
+    """Whether the engine runs on the Python that we choose; any will do for our programs."""
+    names_it = any("{python}" in word for word in profile.engine.command)
+    return profile.engine.lock is not None or names_it
+
+
 def usable_python(desired: Desired, observed: Observed) -> PurePosixPath | None:
     """The host's interpreter of the profile's version, with headers where a compiler is needed."""
     profile = desired.target.profile
     for python in observed.system.pythons:
+        if not version_matters(profile) and python.version >= OLDEST_PYTHON:
+            return python.path
         if python.minor != profile.engine.python:
             continue
         if python.headers or not profile.needs.compiler or desired.target.settings.python:
@@ -75,9 +97,11 @@ def lacking(desired: Desired, observed: Observed) -> tuple[Requirement, ...]:
 def _python_requirements(desired: Desired, observed: Observed) -> list[Requirement]:
     if desired.target.settings.python_tree is not None:
         return []
-    profile = desired.target.profile
+    profile, system = desired.target.profile, observed.system
     version = profile.engine.python
-    present = any(python.minor == version for python in observed.system.pythons)
+    if distribution_has_python(system.os.id, system.os.version_id, version) is False:
+        return []
+    present = any(python.minor == version for python in system.pythons)
     wanted = [] if present else [Requirement("python", f"the lock is for Python {version}")]
     if profile.needs.compiler:
         wanted.append(Requirement("python-headers", "Triton compiles against Python's headers"))
@@ -90,7 +114,7 @@ def missing_packages(
     """Package names for what is lacking, with the profile's own list."""
     python = desired.target.profile.engine.python
     names = [manager.package(need.name, python) for need in lacking(desired, observed)]
-    return tuple(dict.fromkeys(names))
+    return tuple(dict.fromkeys([*names, *observed.deployment.absent_packages]))
 
 
 def plan(desired: Desired, observed: Observed) -> list[Change]:
@@ -120,11 +144,15 @@ def _user(desired: Desired, observed: Observed) -> list[Change]:
     if observed.deployment.user_exists:
         return []
     user = desired.target.profile.unit.user
-    add = command(
-        "useradd", "--system", "--user-group", "--home-dir", "/nonexistent",
-        "--no-create-home", "--shell", "/usr/sbin/nologin", user,
-    )  # fmt: skip
-    return [Change(STAGE, "create", f"user {user}", "the service runs as it", (Run(add),))]
+    return [
+        Change(
+            STAGE,
+            "create",
+            f"user {user}",
+            "the service runs as it",
+            (Run(script(_ADD_USER, user)),),
+        )
+    ]
 
 
 def _folders(desired: Desired, observed: Observed) -> list[Change]:

@@ -42,8 +42,8 @@ def test_ordinary_lines_are_not_explained(line: str) -> None:
 
 def test_a_warning_about_the_limit_is_no_failure() -> None:
     warning = (
-        "WARNING Found ulimit of 20000 and failed to automatically increase with error current limit "
-        "exceeds maximum limit. This can cause fd limit errors like "
+        "WARNING Found ulimit of 20000 and failed to automatically increase with error current "
+        "limit exceeds maximum limit. This can cause fd limit errors like "
         "`OSError: [Errno 24] Too many open files`. Consider increasing with ulimit -n"
     )
     assert explain([warning]) == []

@@ -169,3 +169,24 @@ def test_expectations_and_limits_are_no_new_release_but_arguments_are() -> None:
     assert desired(serve={"args": {"max-model-len": 7}}).release.identifier != base
     assert desired(environment={"A": "1"}).release.identifier != base
     assert desired(unit={"nofile": 4096}).release.identifier != base
+
+
+def test_the_profiles_own_packages_are_installed_where_they_are_absent() -> None:
+    wanted = desired(needs={"packages": ["jq", "numactl"]})
+    observed = changed(bare(), absent_packages=("numactl",))
+    assert planned(wanted, observed)[0] == "system install numactl"
+
+
+def test_a_lock_may_lie_anywhere(lock: Path, tmp_path: Path) -> None:
+    other = tmp_path / "elsewhere" / "engine.txt"
+    other.parent.mkdir()
+    other.write_bytes(lock.read_bytes())
+    assert desired(lock).release.identifier == desired(other).release.identifier
+
+
+def test_any_python_serves_where_the_engine_brings_its_own() -> None:
+    engine = {"command": ["/opt/vllm/bin/vllm", "serve", "{model}"]}
+    wanted = desired(engine={"python": "3.12", **engine})
+    assert planned(wanted, bare())[0] == "system create user glm5"
+    with_python = desired(engine={"python": "3.12"})
+    assert "python3.12" not in " ".join(planned(with_python, bare()))
