@@ -99,6 +99,19 @@ def test_an_empty_row_gives_zeros_and_minus_infinity(fp8: bool) -> None:
     assert bool(out[[0, 2]].isfinite().all())
 
 
+@pytest.mark.parametrize("fp8", [False, True])
+@pytest.mark.parametrize("parts", [1, 3])
+def test_queries_of_nan_give_nan_and_only_there(fp8: bool, parts: int) -> None:
+    call = random_call(Shape(fp8=fp8, topk=90, masked=0.0))
+    call.q[1, 2] = torch.nan
+    out, lse = call.run(force_plan=Plan.split(NARROW, 90, parts))
+    spoiled = torch.zeros(3, 8, dtype=torch.bool, device=DEVICE)
+    spoiled[1, 2] = True
+    assert torch.equal(out.isnan().all(-1), spoiled)
+    assert torch.equal(out.isnan().any(-1), spoiled)
+    assert torch.equal(lse.isnan(), spoiled)
+
+
 def test_an_empty_row_stays_empty_in_every_split() -> None:
     call = random_call(Shape(topk=100))
     call.indices[0] = -1

@@ -62,14 +62,15 @@ def merge_kernel(
 
     # An empty row keeps a finite reference so that no -inf is subtracted from another.
     top = tl.max(b_lse, 0)
-    empty = top == float("-inf")
-    base = tl.where(empty, 0.0, top)
+    base = tl.where(top == float("-inf"), 0.0, top)
     weight = tl.where(used, tl.exp2((b_lse - base) * LOG2E), 0.0)
-    total = tl.where(empty, 1.0, tl.sum(weight, 0))
+    total = tl.sum(weight, 0)
+    empty = total == 0.0
+    total = tl.where(empty, 1.0, total)
     b_out = tl.sum(b_part.to(tl.float32) * (weight / total)[:, None], 0)
     tl.store(p_out + i_row * D + o_d, narrow(b_out, p_out.dtype.element_ty))
     if i_d == 0:
-        tl.store(p_lse + i_row, tl.where(empty, top, base + tl.log2(total) * LN2))
+        tl.store(p_lse + i_row, tl.where(empty, float("-inf"), base + tl.log2(total) * LN2))
 
 
 def launch_merge(

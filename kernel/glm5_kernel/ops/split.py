@@ -112,7 +112,7 @@ def _chosen(p_index, start, end, o_n):
 def _page(p_table, b_position, n_pages, BLOCK: tl.constexpr):
     """Physical block (−1: none) and offset in it of request-local positions."""
     b_page = b_position // BLOCK
-    # As unsigned numbers, negative positions are out of range too.
+    # Division truncates: −1 would lie on page 0.
     ok = (b_position >= 0) & (b_page.to(tl.uint32) < n_pages.to(tl.uint32))
     return tl.load(p_table + b_page, mask=ok, other=-1), b_position % BLOCK
 
@@ -333,9 +333,11 @@ def _attend(
                 b_acc_new = b_acc_new + (dot(b_pg, b_k[j], b_acc[j] * b_decay[:, None]),)
         b_acc = b_acc_new
 
-    # A split without a token gives zeros and -inf, also where the queries are not finite.
-    empty = b_max == float("-inf")
-    b_total = tl.where(empty, 1.0, tl.sum(b_sum, 1))
+    # Without a token the sum is zero, also where the queries are not finite; the maximum would not
+    # tell such a row from one of NaN scores, which stay NaN.
+    b_total = tl.sum(b_sum, 1)
+    empty = b_total == 0.0
+    b_total = tl.where(empty, 1.0, b_total)
     b_share = (1.0 / b_total)[:, None]
     o_row = (i_t * n_heads + o_h) * n_parts + i_part
     for g in tl.static_range(G):
