@@ -74,11 +74,21 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return document if isinstance(document, dict) else None
 
 
+def read_pending(state: Path) -> dict[str, Any] | None:
+    """The switch that is not confirmed yet; a note that lacks what a revert needs is none."""
+    note = read_json(state / "pending.json")
+    if note is None or not {"release", "unit", "previous", "deadline"} <= note.keys():
+        return None
+    return note
+
+
 def link(path: Path, target: Path | None) -> None:
     """Point a symbolic link elsewhere in one step; None removes it."""
     if target is None:
         path.unlink(missing_ok=True)
         return
+    if path.is_dir() and not path.is_symlink():
+        raise RuntimeError(f"{path} is a folder and should be a link: move it away")
     temporary = path.with_name(f".{path.name}.new")
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(target)
@@ -218,7 +228,7 @@ def switch(root: Path, state: Path, order: dict[str, Any]) -> dict[str, object]:
     A switch that replaces another pending one keeps the release that was last confirmed as the one
     to go back to.
     """
-    pending = read_json(state / "pending.json")
+    pending = read_pending(state)
     before = pending["previous"] if pending else current_release(root)
     note = {**order, "previous": before, **due(order["confirm_within"])}
     (state / "reverted.json").unlink(missing_ok=True)
@@ -231,7 +241,7 @@ def switch(root: Path, state: Path, order: dict[str, Any]) -> dict[str, object]:
 
 def extend(state: Path, seconds: float) -> dict[str, object]:
     """An interrupted run is taken up again: the pending switch gets its time anew."""
-    pending = read_json(state / "pending.json")
+    pending = read_pending(state)
     if pending is None:
         raise RuntimeError("nothing is pending any more: the switch was taken back")
     write(state / "pending.json", json.dumps({**pending, **due(seconds)}))
@@ -240,7 +250,7 @@ def extend(state: Path, seconds: float) -> dict[str, object]:
 
 def confirm(root: Path, state: Path, release: str) -> dict[str, object]:
     """Keep the release: nothing takes it back any more."""
-    pending = read_json(state / "pending.json")
+    pending = read_pending(state)
     if pending is None:
         if current_release(root) == release:
             return {"confirmed": release}
@@ -262,7 +272,7 @@ def revert(root: Path, state: Path, release: str, reason: str) -> dict[str, obje
     """Go back to the release that was last confirmed, or to stopped and disabled where there was
     none. A switch to another release than this is somebody else's and left alone.
     """
-    pending = read_json(state / "pending.json")
+    pending = read_pending(state)
     if pending is None or pending["release"] != release:
         other = None if pending is None else pending["release"]
         return {"reverted": None, "pending": other, "current": current_release(root)}
@@ -293,7 +303,7 @@ def revert(root: Path, state: Path, release: str, reason: str) -> dict[str, obje
 
 def prune(root: Path, state: Path, keep: int) -> dict[str, object]:
     """Remove old releases, then environments that no release is left to use."""
-    pending = read_json(state / "pending.json") or {}
+    pending = read_pending(state) or {}
     links = [
         os.path.basename(os.readlink(p))
         for p in (root / "current", root / "previous")
@@ -319,7 +329,7 @@ def prune(root: Path, state: Path, keep: int) -> dict[str, object]:
 
 def check(root: Path, state: Path) -> dict[str, object]:
     """What the timer calls: revert past the deadline, rest where nothing is pending."""
-    pending = read_json(state / "pending.json")
+    pending = read_pending(state)
     if pending is None:
         for service in UNITS.glob("*-confirm.service"):
             if watches(service, root):

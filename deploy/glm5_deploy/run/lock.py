@@ -32,7 +32,8 @@ mkdir -p -m 755 -- "$1"; lock=$1/lock
 exec 9>"$1/.lock.guard"; flock 9
 now=$(date +%s)
 if [ -s "$lock" ]; then
-  read -r token until < "$lock"
+  read -r token until < "$lock" || :
+  case $until in ''|*[!0-9]*) until=0 ;; esac  # torn: nobody can hold it
   if [ "$token" != "$2" ]; then
     echo "$((until - now))"; cat -- "$lock"
     if [ "$until" -gt "$now" ] && [ "$token" != "$5" ]; then exit 75; fi
@@ -44,7 +45,7 @@ _RENEW = """
 lock=$1/lock
 exec 9>"$1/.lock.guard"; flock 9
 [ -s "$lock" ] || exit 76
-read -r token until < "$lock"; [ "$token" = "$2" ] || exit 76
+read -r token until < "$lock" || :; [ "$token" = "$2" ] || exit 76
 { printf '%s %s\\n' "$token" "$(($(date +%s) + $3))"; tail -n +2 -- "$lock"; } > "$lock.new"
 mv -f -- "$lock.new" "$lock"
 """
@@ -52,7 +53,7 @@ _RELEASE = """
 lock=$1/lock
 [ -s "$lock" ] || exit 0
 exec 9>"$1/.lock.guard"; flock 9
-read -r token until < "$lock"; [ "$token" != "$2" ] || rm -f -- "$lock"
+read -r token until < "$lock" || :; [ "$token" != "$2" ] || rm -f -- "$lock"
 """
 _BREAK = """
 lock=$1/lock

@@ -29,7 +29,7 @@ found=$(runuser -u "$user" -- find -L "$model" ! -readable -print -quit 2>/dev/n
 def plan(desired: Desired, observed: Observed) -> list[Change]:
     """Write the release unless a finished one of this name is there."""
     release = desired.release
-    if release.identifier in observed.deployment.releases:
+    if release.identifier in observed.deployment.releases and not edited(desired, observed):
         return []
     folder, user = desired.paths.release(release.identifier), desired.target.profile.unit.user
     venv = None if desired.venv is None else desired.paths.venv(desired.venv.identifier)
@@ -40,6 +40,15 @@ def plan(desired: Desired, observed: Observed) -> list[Change]:
     )
     detail = f"profile {desired.target.profile.name}"
     return [Change(STAGE, "create", release.identifier, detail, steps)]
+
+
+def edited(desired: Desired, observed: Observed) -> bool:
+    """Whether somebody changed the files of the release that is current."""
+    deployed, release = observed.deployment, desired.release
+    return deployed.current == release.identifier and any(
+        deployed.file(desired.paths.current / name) not in {None, release.text(name)}
+        for name in ("unit", "environment")
+    )
 
 
 def _bytes(content: str | Secret) -> bytes | Secret:

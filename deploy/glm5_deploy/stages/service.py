@@ -10,6 +10,7 @@ from glm5_deploy.hosts.command import Command, command, script
 from glm5_deploy.stages.change import Change, Put, Run, Step
 from glm5_deploy.stages.desired import Desired
 from glm5_deploy.stages.observed import UNIT_FOLDER, Observed
+from glm5_deploy.stages.release import edited
 from glm5_deploy.stages.system import python_path
 from glm5_deploy.stages.templates import render
 
@@ -76,7 +77,8 @@ def _service(desired: Desired, observed: Observed) -> list[Change]:
     deployed, release = observed.deployment, desired.release.identifier
     pending = (deployed.pending or {}).get("release")
     unit_text = deployed.file(desired.paths.unit_file)
-    if deployed.current != release or unit_text != desired.release.text("unit"):
+    differs = unit_text != desired.release.text("unit") or edited(desired, observed)
+    if deployed.current != release or differs:
         return [_switch(desired, observed)]
     if pending == release:
         step = Run(agent(desired, observed, "extend", str(confirm_within(desired))))

@@ -24,9 +24,10 @@ STAGE = "system"
 
 # A group of that name may be left of a user that was removed by hand.
 _ADD_USER = """
-if getent group -- "$1" >/dev/null; then set -- "$1" --gid "$1"; else set -- "$1" --user-group; fi
-user=$1; shift
-exec useradd --system "$@" --home-dir /nonexistent --no-create-home --shell /usr/sbin/nologin "$user"
+set -- --home-dir /nonexistent --no-create-home --shell /usr/sbin/nologin "$1"
+for user; do :; done
+if getent group -- "$user" >/dev/null; then exec useradd --system --gid "$user" "$@"; fi
+exec useradd --system --user-group "$@"
 """
 OLDEST_PYTHON = (3, 8, 0)
 """What our own programs on the host run on."""

@@ -223,3 +223,25 @@ def test_awkward_roots_are_recognised_in_unit_files(tmp_path: Path) -> None:
     service.write_text(text)
     assert agent.watches(service, root)
     assert not agent.watches(service, Path("/srv/root"))
+
+
+@pytest.mark.usefixtures("systemd")
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"release": "two"}'])
+def test_a_torn_note_is_no_pending_switch(root: Path, text: str) -> None:
+    release(root, "one")
+    release(root, "two")
+    confirmed(root, "one")
+    (root / "state" / "pending.json").write_text(text)
+    assert agent.check(root, root / "state") == {"pending": None}
+    switch(root, "two")
+    note = pending(root)
+    assert note is not None
+    assert note["previous"] == "one"
+
+
+@pytest.mark.usefixtures("systemd")
+def test_a_folder_in_the_place_of_a_link_is_named(root: Path) -> None:
+    release(root, "one")
+    (root / "current").mkdir()
+    with pytest.raises(RuntimeError, match="should be a link"):
+        switch(root, "one")

@@ -190,3 +190,15 @@ def test_any_python_serves_where_the_engine_brings_its_own() -> None:
     assert planned(wanted, bare())[0] == "system create user glm5"
     with_python = desired(engine={"python": "3.12"})
     assert "python3.12" not in " ".join(planned(with_python, bare()))
+
+
+def test_a_current_release_that_was_edited_is_written_and_started_anew() -> None:
+    wanted = desired()
+    there = complete(wanted)
+    files = dict(there.deployment.files or {})
+    files[str(wanted.paths.current / "environment")] = "HOME=/elsewhere\n"
+    name = wanted.release.identifier
+    assert planned(wanted, changed(there, files=files)) == [
+        f"release create {name}", f"service switch {name}",
+    ]  # fmt: skip
+    assert planned(wanted, changed(there, releases=())) == [f"release create {name}"]
