@@ -284,7 +284,11 @@ def revert(root: Path, state: Path, release: str, reason: str) -> dict[str, obje
         systemctl("disable", "--quiet", "--now", unit, check=False)
         systemctl("reset-failed", unit, check=False)
         link(root / "current", None)
+    elif untouched(root, pending):
+        systemctl("start", "--no-block", unit_of(root, previous, unit))
     else:
+        with suppress(OSError):
+            write(state / "pending.json", json.dumps({**pending, "reverting": True}))
         activate(root, previous, unit_of(root, previous, unit))
     done = {
         "reverted": pending["release"],
@@ -299,6 +303,16 @@ def revert(root: Path, state: Path, release: str, reason: str) -> dict[str, obje
     audit(state, "revert", release=pending["release"], previous=previous, reason=reason)
     systemctl("stop", "--no-block", timer_of(unit), check=False)
     return done
+
+
+def untouched(root: Path, pending: dict[str, Any]) -> bool:
+    """Whether a power cut came before the switch itself: the earlier server need not load again."""
+    previous, current = pending["previous"], current_release(root)
+    if pending.get("reverting") or current != previous or previous == pending["release"]:
+        return False
+    place = UNITS / unit_of(root, previous, pending["unit"])
+    wanted = (root / "releases" / previous / "unit").read_text(encoding="utf-8")
+    return place.exists() and place.read_text(encoding="utf-8") == wanted
 
 
 def prune(root: Path, state: Path, keep: int) -> dict[str, object]:

@@ -125,6 +125,43 @@ def test_a_revert_after_the_timers_says_what_is_there(root: Path) -> None:
     assert again == {"reverted": None, "pending": None, "current": "one"}
 
 
+def test_a_power_cut_before_the_switch_restarts_nothing(
+    root: Path, systemd: Systemd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release(root, "one")
+    release(root, "two")
+    confirmed(root, "one")
+    activate = agent.activate
+    monkeypatch.setattr(agent, "activate", lambda *_: False)
+    switch(root, "two")
+    monkeypatch.setattr(agent, "activate", activate)
+    systemd.said.clear()
+    assert agent.revert(root, root / "state", "two", "power cut")["previous"] == "one"
+    assert "start --no-block glm5-a.service" in systemd.said
+    assert not any("restart" in said for said in systemd.said)
+
+
+def test_a_revert_that_was_cut_short_is_done_again(
+    root: Path, systemd: Systemd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release(root, "one")
+    release(root, "two")
+    confirmed(root, "one")
+    switch(root, "two")
+    forget = agent.forget
+
+    def cut(_path: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(agent, "forget", cut)
+    with pytest.raises(KeyboardInterrupt):
+        agent.revert(root, root / "state", "two", "it failed")
+    monkeypatch.setattr(agent, "forget", forget)
+    systemd.said.clear()
+    agent.revert(root, root / "state", "two", "it failed")
+    assert "restart --no-block glm5-a.service" in systemd.said
+
+
 def test_a_damaged_previous_release_is_no_way_back(root: Path, systemd: Systemd) -> None:
     release(root, "one")
     release(root, "two")
