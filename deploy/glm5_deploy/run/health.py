@@ -43,7 +43,8 @@ class UnhealthyError(Glm5Error):
         if known:
             first = known[0]
             hint = f"{first.cause} {first.remedy}".strip()
-        tail = "\n".join(f"    {line}" for line in lines[-_LAST_LINES:])
+        said = [line for line in lines if line.strip()]
+        tail = "\n".join(f"    {line}" for line in said[-_LAST_LINES:])
         super().__init__(f"{message}\n{tail}" if tail else message, hint)
         self.lines = lines
 

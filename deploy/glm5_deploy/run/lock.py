@@ -4,6 +4,7 @@ run lives.
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import json
 import os
@@ -148,20 +149,26 @@ class Lease:
     def __init__(self, host: Host, state: PurePosixPath, token: str) -> None:
         self._host, self._state, self._token = host, state, token
         self._stop, self._lost = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._renew, daemon=True, name="lease")
+        self._thread = threading.Thread(target=self._keep, daemon=True, name="lease")
         self._thread.start()
 
-    def _renew(self) -> None:
-        renew = script(_RENEW, self._state, self._token, LEASE_SECONDS)
-        while not self._stop.wait(RENEW_SECONDS):
-            try:
-                if self._host.run(renew, sudo=True, timeout=30, check=False).returncode == 76:
-                    self._lost.set()
-                    return
-            except Glm5Error:
-                # A connection that comes back renews the lease; if it expired meanwhile, somebody
-                # may have taken it.
-                continue
+    def _keep(self) -> None:
+        while not self._stop.wait(RENEW_SECONDS) and not self._lost.is_set():
+            # A connection that comes back renews the lease; if it expired meanwhile, somebody may
+            # have taken it.
+            with contextlib.suppress(Glm5Error):
+                self.renew()
+
+    def renew(self) -> None:
+        """Ask the host now whether the lock is still ours, and keep it for longer.
+
+        Raises:
+            LockHeldError: somebody broke it or took it over.
+        """
+        command = script(_RENEW, self._state, self._token, LEASE_SECONDS)
+        if self._host.run(command, sudo=True, timeout=30, check=False).returncode == 76:
+            self._lost.set()
+        self.check()
 
     def check(self) -> None:
         """Raise where somebody broke the lock or took it over.

@@ -12,7 +12,7 @@ from glm5_deploy.hosts.host import Host
 from glm5_deploy.report.events import Events
 from glm5_deploy.report.outcome import Check, ErrorReport, HostOutcome, SmokeChecksError, Status
 from glm5_deploy.run.cancel import Cancel, InterruptedRunError
-from glm5_deploy.run.lock import locked
+from glm5_deploy.run.lock import Lease, locked
 from glm5_deploy.stages.change import Change
 from glm5_deploy.stages.desired import Desired
 from glm5_deploy.stages.observed import Observed, observe
@@ -48,6 +48,7 @@ class HostRun:
     changes: list[Change] = field(default_factory=list)
     applied: list[Change] = field(default_factory=list)
     checks: tuple[Check, ...] = ()
+    current: str | None = None
 
     def up(self) -> HostOutcome:
         """Do it all; every error becomes the outcome."""
@@ -74,6 +75,8 @@ class HostRun:
         """
         self.events.stage(self.host.name, "preflight")
         observed = observe(self.host, self.desired.target)
+        pending = observed.deployment.pending
+        self.current = pending.get("previous") if pending else observed.deployment.current
         rows = preflight(self.desired, observed)
         problems = [row for row in rows if row.status == "failed"]
         if problems:
@@ -108,7 +111,7 @@ class HostRun:
                     self.host.name,
                     f"the server stops now, until the new one has loaded (limit {limit} s)",
                 )
-            self._carry_out(observed, lease.check)
+            self._carry_out(observed, lease)
             added = any(change.stage in {"release", "venv"} for change in self.applied)
             if added and (observed.deployment.releases or observed.deployment.venvs):
                 self._prune(observed)
@@ -129,27 +132,27 @@ class HostRun:
         except OSError:
             return  # nothing listens yet
 
-    def _carry_out(self, observed: Observed, still_ours: Callable[[], None]) -> None:
+    def _carry_out(self, observed: Observed, lease: Lease) -> None:
         from glm5_deploy.run.steps import Executor
         from glm5_deploy.run.transaction import Transaction
 
-        executor = Executor(self.host, self.events, self.cancel)
+        executor = Executor(self.host, self.events, self.cancel, self.applied)
         service = [change for change in self.changes if change.stage == "service"]
         stage = ""
         for change in self.changes:
-            still_ours()
+            lease.check()
             if change.stage == "service":
                 break
             if change.stage != stage:
                 stage = change.stage
                 self.events.stage(self.host.name, stage)
             executor.apply(change)
-            self.applied.append(change)
         if service:
             self.events.stage(self.host.name, "service")
-        transaction = Transaction(self.desired, observed, executor, self.api_key)
+        transaction = Transaction(
+            self.desired, observed, executor, self.api_key, still_ours=lease.renew
+        )
         self.checks = transaction.carry_out(service)
-        self.applied += service
 
     def _prune(self, observed: Observed) -> None:
         """Old releases and environments go; the current, the previous and a few more stay."""
@@ -184,12 +187,13 @@ class HostRun:
         error: ErrorReport | None = None,
         data: dict[str, object] | None = None,
     ) -> HostOutcome:
-        shown = self.applied if status not in {"changed", "unchanged"} else self.changes
+        good = status in {"changed", "unchanged"}
+        shown = self.changes if good else self.applied
         return HostOutcome(
             self.host.name,
             status,
             changes=tuple(change.report for change in shown),
-            release=self.desired.release.identifier,
+            release=self.desired.release.identifier if good else self.current,
             checks=self.checks,
             error=error,
             data=data or {},
@@ -213,24 +217,25 @@ def guarded(
     try:
         result = work()
     except InterruptedRunError as error:
-        result = make("interrupted", _report(error))
+        result = make("interrupted", _report(name, error))
     except UnreachableError as error:
-        result = make("unreachable", _report(error))
+        result = make("unreachable", _report(name, error))
     except RevertedError as error:
-        result = make("reverted", _report(error))
+        result = make("reverted", _report(name, error))
         if isinstance(error.__cause__, SmokeChecksError):
             result = replace(result, checks=error.__cause__.checks)
     except SmokeChecksError as error:
-        result = replace(make("failed", _report(error)), checks=error.checks)
+        result = replace(make("failed", _report(name, error)), checks=error.checks)
     except Glm5Error as error:
-        result = make("failed", _report(error))
+        result = make("failed", _report(name, error))
     except Exception as error:
         result = make("failed", _unexpected(error))
     return replace(result, seconds=time.monotonic() - started)
 
 
-def _report(error: Glm5Error) -> ErrorReport:
-    return ErrorReport(error.message, error.hint, error.exit_code)
+def _report(name: str, error: Glm5Error) -> ErrorReport:
+    """Every report names the host beside the message, so the message need not."""
+    return ErrorReport(error.message.removeprefix(f"{name}: "), error.hint, error.exit_code)
 
 
 def _unexpected(error: Exception) -> ErrorReport:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from glm5_deploy.hosts.command import Secret
 from glm5_deploy.hosts.host import Host
@@ -19,6 +19,7 @@ class Executor:
     host: Host
     events: Events
     cancel: Cancel
+    applied: list[Change] = field(default_factory=list)
 
     def apply(self, change: Change) -> None:
         """Carry a change's steps out in order.
@@ -29,6 +30,7 @@ class Executor:
         for step in change.steps:
             self.cancel.check()
             self._step(step)
+        self.applied.append(change)
         self.events.change(self.host.name, change.report)
 
     def _step(self, step: Step) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from glm5_deploy.errors import Glm5Error, RevertedError, RevertFailedError, UnreachableError
@@ -19,14 +19,23 @@ from glm5_deploy.stages.desired import Desired
 from glm5_deploy.stages.observed import Observed
 
 
+def _nothing() -> None:
+    """For runs without a lock of their own."""
+
+
 @dataclass
 class Transaction:
-    """One host's way from a switch to its confirmation."""
+    """One host's way from a switch to its confirmation.
+
+    Args:
+        still_ours: raises where the host's lock was lost; asked before the confirmation.
+    """
 
     desired: Desired
     observed: Observed
     executor: Executor
     api_key: Secret | None
+    still_ours: Callable[[], None] = _nothing
 
     def carry_out(self, changes: Sequence[Change]) -> tuple[Check, ...]:
         """Apply the service stage's changes, then wait, smoke-test and confirm.
@@ -42,9 +51,10 @@ class Transaction:
                 self.executor.apply(change)
             checks = self.prove()
             if armed:
+                self.still_ours()
                 self._confirm()
             return checks
-        except (Glm5Error, OSError) as error:
+        except Exception as error:
             if armed:
                 self._take_back(error)
             raise
