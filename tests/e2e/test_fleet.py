@@ -198,6 +198,22 @@ def test_password_sudo(cli: Cli, deployment: Deployment, bed: Bed, password: str
     host.remove_user("ops")
 
 
+def test_operators_take_turns_under_their_own_logins(
+    cli: Cli, deployment: Deployment, bed: Bed
+) -> None:
+    deployment.names = ("node1",)
+    host = bed.hosts["node1"]
+    for number, user in enumerate(("ann", "ben", "ann")):
+        host.add_user(user)
+        deployment.user = user
+        deployment.lock(f"1.{number}")
+        (deployment.model / "model.safetensors").write_bytes(b"%d" % number * 5000)
+        assert statuses(up(cli, deployment)) == {"node1": "changed"}
+        assert statuses(up(cli, deployment)) == {"node1": "unchanged"}
+    for user in ("ann", "ben"):
+        host.remove_user(user)
+
+
 def test_awkward_values_arrive_as_they_are(cli: Cli, deployment: Deployment, bed: Bed) -> None:
     """Quotes, %, $, spaces and backslashes in arguments, environment, folder and user names."""
     deployment.names = ("node1",)

@@ -29,6 +29,12 @@ for user; do :; done
 if getent group -- "$user" >/dev/null; then exec useradd --system --gid "$user" "$@"; fi
 exec useradd --system --user-group "$@"
 """
+# Another operator may have copied before us, under another login: rsync needs to write in folders.
+_MAKE = """
+owner=$1; shift
+install -d -m 755 -o "$owner" -- "$@" || exit
+[ "$owner" = root ] || find "$@" -type d ! -user "$owner" -exec chown -- "$owner" {} +
+"""
 OLDEST_PYTHON = (3, 8, 0)
 """What our own programs on the host run on."""
 
@@ -166,10 +172,7 @@ def _folders(desired: Desired, observed: Observed) -> list[Change]:
     if not wrong:
         return []
     owners = {owner: [p for p in wrong if wrong[p] == owner] for owner in wrong.values()}
-    steps = tuple(
-        Run(command("install", "-d", "-m", "755", "-o", owner, *folders))
-        for owner, folders in owners.items()
-    )
+    steps = tuple(Run(script(_MAKE, owner, *folders)) for owner, folders in owners.items())
     return [Change(STAGE, "create", str(desired.paths.root), f"{len(wrong)} folders", steps)]
 
 
