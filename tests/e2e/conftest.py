@@ -32,6 +32,7 @@ systemctl daemon-reload
 systemctl reset-failed 'glm5-*' 2>/dev/null
 findmnt --raw --noheadings --output TARGET | grep '^/opt/glm5' | xargs -r umount -l
 rm -rf /opt/glm5 /var/lib/glm5* /var/cache/glm5* /run/glm5*
+userdel glm5 2>/dev/null
 exit 0
 """
 
