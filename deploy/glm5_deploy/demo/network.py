@@ -7,11 +7,14 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from glm5_deploy.demo.local import run, succeeds
+from glm5_deploy.demo.local import locked, run, succeeds
 from glm5_deploy.demo.rootfs import BedUnavailableError
 
 REGISTRY = Path("/run/glm5-bed")
 FORWARDING = Path("/proc/sys/net/ipv4/ip_forward")
+INOTIFY = Path("/proc/sys/fs/inotify/max_user_instances")
+INSTANCES = 1024
+"""A host's systemd takes some 30 inotify instances, and all hosts share root's, often 128."""
 NUMBERS = 250
 
 
@@ -54,6 +57,7 @@ class Network:
 
     def up(self, hosts: int) -> None:
         """Make the bridge and one namespace for each host."""
+        self._raise("instances", INOTIFY, INSTANCES)
         run(["ip", "link", "add", self.bridge, "type", "bridge"])
         run(["ip", "address", "add", f"{self.gateway}/24", "dev", self.bridge])
         run(["ip", "link", "set", self.bridge, "up"])
@@ -83,9 +87,7 @@ class Network:
             }}
         """
         run(["nft", "-f", "-"], input=rules.encode())
-        before = FORWARDING.read_text().strip()
-        FORWARDING.write_text("1")
-        (REGISTRY / f"{self.number}.forwarding").write_text(before)
+        self._raise("forwarding", FORWARDING, 1)
 
     def down(self, hosts: int) -> None:
         """Remove all of it, whatever part is there."""
@@ -96,20 +98,32 @@ class Network:
             run(["ip", "link", "delete", self.bridge])
         if succeeds(["nft", "list", "table", "ip", self.table]):
             run(["nft", "delete", "table", "ip", self.table])
-        self._restore_forwarding()
+        self._restore("forwarding", FORWARDING)
+        self._restore("instances", INOTIFY)
 
-    def _restore_forwarding(self) -> None:
-        """The last bed with NAT puts back what the first one found."""
-        saved = REGISTRY / f"{self.number}.forwarding"
+    def _raise(self, name: str, setting: Path, value: int) -> None:
+        """Set one of this machine's kernel settings to ``value`` where it is lower."""
+        with locked(REGISTRY / "settings.lock"):
+            before = int(setting.read_text())
+            saved = REGISTRY / f"{self.number}.{name}"
+            if not saved.exists():
+                saved.write_text(str(before))
+            if before < value:
+                setting.write_text(str(value))
+
+    def _restore(self, name: str, setting: Path) -> None:
+        """The last bed that needed the setting puts back what the first one found."""
+        saved = REGISTRY / f"{self.number}.{name}"
         if not saved.exists():
             return
-        before = saved.read_text()
-        saved.unlink()
-        others = list(REGISTRY.glob("*.forwarding"))
-        if others and before == "0":
-            others[0].write_text("0")
-        elif not others:
-            FORWARDING.write_text(before)
+        with locked(REGISTRY / "settings.lock"):
+            before = int(saved.read_text())
+            saved.unlink()
+            others = list(REGISTRY.glob(f"*.{name}"))
+            if others:
+                others[0].write_text(str(min(before, int(others[0].read_text()))))
+            elif int(setting.read_text()) != before:
+                setting.write_text(str(before))
 
 
 def claim(folder: Path) -> Network:
