@@ -201,7 +201,8 @@ def _unknown(
     if any(entry.marker == "cert-authority" for entry in others):
         also += " (certificates of hosts are not supported: trust the key itself)"
     line = f"{name} {server.key_type} {base64.b64encode(server.key).decode()}"
-    trust = f"printf '%s\\n' {shlex.quote(line)} >> {shlex.quote(str(file))}"
+    folder = "" if file.parent.is_dir() else f"mkdir -p -m 700 {shlex.quote(str(file.parent))} && "
+    trust = f"{folder}printf '%s\\n' {shlex.quote(line)} >> {shlex.quote(str(file))}"
     return UnreachableError(
         f"the host key of {label} is not known: {server}{also}",
         "on the machine itself, compare the fingerprint that "

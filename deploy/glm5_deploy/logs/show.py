@@ -53,7 +53,6 @@ def _style(entry: Entry) -> str:
 
 def print_explanation(console: Console, host: str, found: Explanation) -> None:
     """What happened, why, what to do, and the line that shows it."""
-    from rich.padding import Padding
     from rich.text import Text
 
     title = Text(f"{clean(host)}: ", style=colour(host))
@@ -61,7 +60,7 @@ def print_explanation(console: Console, host: str, found: Explanation) -> None:
     if found.count > 1:
         title.append(f"  ({found.count} lines)", style="dim")
     console.print(title)
-    body = Text(f"{found.cause}\n")
-    body.append(f"→ {found.remedy}\n", style="yellow")
-    body.append(clean(found.line).strip(), style="dim")
-    console.print(Padding(body, (0, 0, 0, 2)))
+    body = Text(f"  {found.cause}\n")
+    body.append(f"  → {found.remedy}\n", style="yellow")
+    body.append(f"  {clean(found.line).strip()}", style="dim")
+    console.print(body, soft_wrap=True)

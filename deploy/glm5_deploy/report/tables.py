@@ -87,22 +87,23 @@ def _check_counts(checks: Sequence[Check]) -> str:
 
 
 def print_checks(console: Console, host: str, checks: Iterable[Check]) -> None:
-    """One row a check; the hint stands below the detail."""
+    """One row a check; hints stand below the table, unbroken, so that commands can be copied."""
     from rich.text import Text
 
-    table = _table("check", "", "time", "")
-    for check in checks:
-        detail = Text(one_line(check.detail))
-        if check.hint and check.status == "failed":
-            detail.append(f"\n→ {one_line(check.hint)}", style="yellow")
+    table, rows = _table("check", "", "time", ""), list(checks)
+    for check in rows:
         table.add_row(
             Text(check.name),
             Text(check.status, style=_CHECK_STYLES[check.status]),
             Text(seconds(check.seconds) if check.seconds else "", style="dim"),
-            detail,
+            Text(one_line(check.detail)),
         )
     console.print(Text(one_line(host), style=f"bold {colour(host)}"))
     console.print(table)
+    for check in rows:
+        if check.hint and check.status == "failed":
+            hint = Text(f"  {check.name} ").append(f"→ {one_line(check.hint)}", style="yellow")
+            console.print(hint, soft_wrap=True)
 
 
 def render_plan(console: Console, plans: Mapping[str, Sequence[Change]], diff: bool) -> None:
@@ -147,10 +148,10 @@ def _print_change(console: Console, change: Change) -> None:
 
 
 def print_errors(console: Console, outcomes: Iterable[HostOutcome]) -> None:
-    """Each host's error and hint."""
+    """Each host's error and hint; the terminal breaks long lines, so that commands stay whole."""
     for outcome in outcomes:
         if outcome.error is not None:
-            console.print(error_text(outcome))
+            console.print(error_text(outcome), soft_wrap=True)
 
 
 def error_text(outcome: HostOutcome) -> Text:

@@ -127,8 +127,9 @@ def test_algorithms_whose_key_is_known_come_first() -> None:
     assert preferred_algorithms(entries, ("bw9",), supported) == supported
 
 
-def test_the_command_that_trusts_a_key_is_quoted(tmp_path: Path) -> None:
-    file = tmp_path / "it's known"
+@pytest.mark.parametrize("folder", ["", "no ssh/folder yet"])
+def test_the_command_that_trusts_a_key_is_quoted(folder: str, tmp_path: Path) -> None:
+    file = tmp_path / folder / "it's known"
     server = ServerKey("ssh-ed25519", GOOD)
     with pytest.raises(UnreachableError) as caught:
         judge([], "[bw1]:2222", server, file, label="al@bw1")

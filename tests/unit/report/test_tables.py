@@ -5,6 +5,8 @@ import json
 from xml.etree import ElementTree as ET
 
 import pytest
+from glm5_deploy.logs.explain import Explanation
+from glm5_deploy.logs.show import print_explanation
 from glm5_deploy.report.outcome import ChangeReport, Check, ErrorReport, HostOutcome, Report
 from glm5_deploy.report.tables import print_report, render_plan
 from glm5_deploy.smoke.junit import junit_xml
@@ -41,6 +43,27 @@ def test_table_fits_and_keeps_text(width: int) -> None:
     assert "→ set <smoke.chat>" in text
     assert "bw2: no route\n  → is it up?" in text
     assert "\x1b" not in text
+
+
+COMMAND = "printf '%s\\n' '" + "10.0.0.1 ssh-ed25519 AAAA " * 8 + "' >> /root/.ssh/known_hosts"
+
+
+def test_commands_in_hints_are_whole_on_a_narrow_screen() -> None:
+    check = Check("host key", "failed", "unknown", COMMAND)
+    error = ErrorReport("no", f"trust it with: {COMMAND}")
+    console, stream = shown(60)
+    report = Report("up", (HostOutcome("bw1", "failed", checks=(check,), error=error),))
+    print_report(report, False, console=console)
+    assert f"  host key → {COMMAND}\n" in stream.getvalue()
+    assert f"  → trust it with: {COMMAND}\n" in stream.getvalue()
+
+
+def test_an_explanation_is_whole_on_a_narrow_screen() -> None:
+    console, stream = shown(40)
+    found = Explanation("x", "error", "A cause.", f"Run {COMMAND}", "a log line " * 9)
+    print_explanation(console, "bw1", found)
+    expected = ["bw1: x", "  A cause.", f"  → Run {COMMAND}", f"  {('a log line ' * 9).strip()}"]
+    assert stream.getvalue().splitlines() == expected
 
 
 def test_only_failed_rows_unless_asked() -> None:
