@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import ipaddress
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from glm5_deploy.config.locks import lock_path
 from glm5_deploy.config.merge import group_order, groups_of, members, settings_of
 from glm5_deploy.config.models import Target
 from glm5_deploy.config.node import Node
+from glm5_deploy.config.templates import is_template
 from glm5_deploy.errors import UsageError
 
 DEFAULT_ROOT = "/opt/glm5"
@@ -24,6 +26,9 @@ _OWN_ARGUMENTS = {
     "api-key": "secrets.VLLM_API_KEY",
 }
 """Arguments of the server that the program sets itself, with the profile key for each."""
+
+_PLACES = ("{venv}", "{model}", "{python}")
+"""What `engine.command` may hold in place of a path on the host."""
 
 _SECRET_WORDS = ("TOKEN", "PASSWORD", "PASSPHRASE", "SECRET", "API_KEY", "ACCESS_KEY")
 
@@ -122,7 +127,12 @@ def same_unit_problems(targets: Sequence[tuple[Target, Node]]) -> list[ConfigPro
 
 def profile_problems(profile: Node) -> list[ConfigProblem]:
     """Contradictions in a profile, before or after its templates are rendered."""
-    return [*_own_arguments(profile), *_variables(profile)]
+    return [
+        *_own_arguments(profile),
+        *_same_arguments(profile),
+        *_command(profile),
+        *_variables(profile),
+    ]
 
 
 def _own_arguments(profile: Node) -> Iterator[ConfigProblem]:
@@ -140,6 +150,31 @@ def _own_arguments(profile: Node) -> Iterator[ConfigProblem]:
                 f"write `{key.lstrip('-')}`" if key.startswith("-") else None,
                 at_key=True,
             )
+
+
+def _same_arguments(profile: Node) -> Iterator[ConfigProblem]:
+    arguments = profile.at("serve", "args")
+    seen: dict[str, str] = {}
+    for key, node in ({} if arguments is None else arguments.mapping).items():
+        first = seen.setdefault(key.replace("_", "-"), key)
+        if first != key:
+            yield node.problem(f"the same argument as `{first}`", "keep one of them", at_key=True)
+
+
+def _command(profile: Node) -> Iterator[ConfigProblem]:
+    command = profile.at("engine", "command")
+    words = [] if command is None else command.items
+    # What a template comes to is judged when it is rendered.
+    plain = [node for node in words if node.text is not None and not is_template(node.text)]
+    for node in plain:
+        for place in re.findall(r"\{\w+\}", node.text or ""):
+            if place not in _PLACES:
+                yield node.problem(f"nothing is called {place}", nearest(place, _PLACES, "known"))
+    if plain and plain[0] is words[0] and not (plain[0].text or "").startswith(("/", "{")):
+        yield words[0].problem(
+            f"the program must be an absolute path on the host, found `{words[0].text}`",
+            "systemd searches no PATH; write such as {venv}/bin/vllm or /opt/vllm/bin/vllm",
+        )
 
 
 def _variables(profile: Node) -> Iterator[ConfigProblem]:
