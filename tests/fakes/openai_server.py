@@ -51,7 +51,7 @@ Faults while it runs (from --fault or --control):
     empty             answers hold no text
     wrong-tokens      the words come in reverse order
     non-deterministic the words start anywhere
-    slow              0.3 s before each token
+    slow              0.05 s before each token
     nan               log-probabilities are NaN
     null-logprobs     log-probabilities are null
     html              an HTML page with status 200 where JSON is due
@@ -393,7 +393,7 @@ class Handler(BaseHTTPRequestHandler):
         return ids[::-1] if "wrong-tokens" in faults else ids
 
     def one_token(self, faults: frozenset[str]) -> None:
-        time.sleep(0.3 if "slow" in faults else self.options.args.token_seconds)
+        time.sleep(0.05 if "slow" in faults else self.options.args.token_seconds)
         with self.lock:
             self.counters["generated"] += 1
 

@@ -33,18 +33,20 @@ class Streamed:
     """What a stream delivered.
 
     Args:
-        chunks: events that carried text.
-        first: seconds to the first of them.
-        last: seconds to the last of them.
+        stamps: seconds from the request to each event that carried text.
         tokens: completion tokens by the server's own count.
+        total: seconds from the request to the end of the stream.
     """
 
     text: str
-    chunks: int
-    first: float
-    last: float
+    stamps: tuple[float, ...]
     tokens: int
-    token_ids: tuple[int, ...] = ()
+    total: float
+
+    @property
+    def chunks(self) -> int:
+        """How many events carried text."""
+        return len(self.stamps)
 
 
 @dataclass
@@ -87,13 +89,11 @@ class Api:
         """A greedy completion's whole answer."""
         return self.post("/v1/completions", self._greedy(prompt, max_tokens) | more)
 
-    def stream(self, prompt: str, max_tokens: int) -> Streamed:
+    def stream(self, prompt: str, max_tokens: int, **more: object) -> Streamed:
         """A greedy completion, streamed to its end."""
-        body = self._greedy(prompt, max_tokens) | {
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        limit = self.remaining()
+        asked = {"stream": True, "stream_options": {"include_usage": True}}
+        body = self._greedy(prompt, max_tokens) | asked | more
+        limit, started = self.remaining(), time.monotonic()
         with (
             _readable(limit),
             self.client.stream("POST", "/v1/completions", json=body, timeout=limit) as response,
@@ -103,7 +103,7 @@ class Api:
                 response.read()
                 _document(response)
                 raise AnswerError(f"no event stream but {_describe(response)}")
-            return _collect(_bounded(response.iter_bytes(), time.monotonic() + limit))
+            return _collect(_bounded(response.iter_bytes(), time.monotonic() + limit), started)
 
     def _greedy(self, prompt: str | list[int], max_tokens: int) -> dict[str, Any]:
         return {"model": self.model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
@@ -207,16 +207,17 @@ def usage(document: dict[str, Any], key: str) -> int | None:
     return value if isinstance(value, int) else None
 
 
-def _collect(chunks: Iterator[bytes]) -> Streamed:
+def _collect(chunks: Iterator[bytes], started: float) -> Streamed:
     """Read events up to [DONE].
+
+    Args:
+        started: when the request was sent (`time.monotonic`).
 
     Raises:
         AnswerError: an event is no JSON or an error, or [DONE] or the usage never came.
     """
-    started = time.monotonic()
     parts: list[str] = []
     stamps: list[float] = []
-    ids: list[int] = []
     count: int | None = None
     for data in sse.events(chunks):
         if data == "[DONE]":
@@ -225,7 +226,6 @@ def _collect(chunks: Iterator[bytes]) -> Streamed:
         found = usage(event, "completion_tokens")
         count = count if found is None else found
         for item in event.get("choices") or []:
-            ids.extend(item.get("token_ids") or [])
             if item.get("text"):
                 parts.append(item["text"])
                 stamps.append(time.monotonic() - started)
@@ -233,8 +233,7 @@ def _collect(chunks: Iterator[bytes]) -> Streamed:
         raise AnswerError(f"the stream ended without [DONE] after {len(parts)} chunks")
     if count is None:
         raise AnswerError("the stream has no usage although stream_options asked for it")
-    first, last = (stamps[0], stamps[-1]) if stamps else (0.0, 0.0)
-    return Streamed("".join(parts), len(parts), first, last, count, tuple(ids))
+    return Streamed("".join(parts), tuple(stamps), count, time.monotonic() - started)
 
 
 def _event(data: str) -> dict[str, Any]:

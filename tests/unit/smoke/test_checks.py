@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
+import httpx
 import pytest
 import yaml
 from glm5_deploy.config.models import Target
@@ -133,3 +134,24 @@ def test_wrong_tokens_name_the_first_difference(serve: Server, smoke: Smoke) -> 
 
 def test_wildcard_bind_is_dialled_as_loopback(serve: Server, smoke: Smoke) -> None:
     assert smoke(serve(serve_host="0.0.0.0"), api_key=None)["health"].status == "passed"
+
+
+def test_speed_of_an_answer_that_arrives_at_once_does_not_pass_falsely(
+    serve: Server, smoke: Smoke, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = serve("--token-seconds", "0.01", smoke={"min_tokens_per_second": 150})
+    whole = httpx.Response.iter_bytes
+
+    def at_once(response: httpx.Response) -> Iterator[bytes]:
+        yield b"".join(whole(response))
+
+    monkeypatch.setattr(httpx.Response, "iter_bytes", at_once)
+    row = smoke(target, api_key=None)["speed"]
+    assert row.status == "failed"
+    assert "tokens/s over the whole request; at least 150.0 tokens/s is wanted" in row.detail
+
+
+def test_speed_where_the_model_is_too_short_for_a_timed_answer(serve: Server, smoke: Smoke) -> None:
+    row = smoke(serve("--max-model-len", "32"), api_key=None)["speed"]
+    assert row.status == "passed"
+    assert row.detail.endswith("tokens/s over the whole request")

@@ -14,7 +14,9 @@ from glm5_deploy.config.models import Target
 from glm5_deploy.errors import UnreachableError
 from glm5_deploy.hosts.host import Host
 from glm5_deploy.smoke import sse
+from glm5_deploy.smoke.api import Streamed
 from glm5_deploy.smoke.backend import Backends, matches, parse_backends
+from glm5_deploy.smoke.checks import measured_rate
 from glm5_deploy.smoke.health import dial_address, health
 from glm5_deploy.smoke.transport import client_over, local_dial
 from hypothesis import given
@@ -77,6 +79,28 @@ def test_backend_lines(line: str, expected: Backends) -> None:
 )
 def test_matches(expected: str, found: Backends, result: bool) -> None:
     assert matches(expected, found) is result
+
+
+@pytest.mark.parametrize(
+    ("stamps", "tokens", "total", "expected"),
+    [
+        # One token each 10 ms after 0.5 s: 100 a second.
+        (tuple(0.5 + i / 100 for i in range(64)), 64, 1.2, (100.0, "after the first")),
+        # The same where the first five waited for each other, and where two tokens share a chunk.
+        ((0.54,) * 5 + tuple(0.55 + i / 100 for i in range(59)), 64, 1.2,
+         (100.0, "after the first")),
+        (tuple(0.5 + i / 100 for i in range(32)), 64, 1.2, (200.0, "after the first")),
+        # All at once: only the whole request says something.
+        (tuple(2.0 + i * 1e-5 for i in range(64)), 64, 2.0, (32.0, "over the whole request")),
+        ((0.7, 0.7 + 1e-7), 2, 1.0, (2.0, "over the whole request")),
+        ((0.2, 0.4, 0.6), 3, 0.6, (5.0, "over the whole request")),
+    ],
+)  # fmt: skip
+def test_rate(
+    stamps: tuple[float, ...], tokens: int, total: float, expected: tuple[float, str]
+) -> None:
+    rate, span = measured_rate(Streamed("x", stamps, tokens, total))
+    assert (pytest.approx(rate), span) == expected
 
 
 @pytest.mark.parametrize(
