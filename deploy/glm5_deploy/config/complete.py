@@ -50,7 +50,8 @@ def complete(name: str, groups: tuple[str, ...], settings: Node, profile: Node) 
         *in_settings,
         *(problem for _, problem in in_profile),
         *profile_problems(located),
-        *engine_problems(located),
+        # A wrong key in `engine` may be the very lock that would be missed here.
+        *(engine_problems(located) if read_profile is not None else ()),
         *file_problems(placed, located),
     ]
     problems = [*unrendered, *elsewhere(found, unrendered)]

@@ -105,11 +105,31 @@ def load_document(top: Node, unread: Sequence[ConfigProblem], path: Path) -> Loa
     ]
     problems = [*unread, *elsewhere(problems, unread)]
     if problems or inventory is None:
-        raise ConfigErrors(problems)
+        raise ConfigErrors([*problems, *elsewhere(_on_hosts(document, profiles), problems)])
     declared = document.below("groups")
     order = group_order(declared)
     groups = {name: groups_of(name, declared, order) for name in inventory.hosts}
     return LoadedInventory(path, document, inventory, profiles, groups)
+
+
+def _on_hosts(document: Node, profiles: Mapping[str, Node]) -> list[ConfigProblem]:
+    """What resolving shows, as far as it goes, where something else is wrong already."""
+    declared = document.below("groups")
+    try:
+        order = group_order(declared)
+    except ConfigErrors:
+        return []
+    problems: list[ConfigProblem] = []
+    for name in document.below("hosts"):
+        groups = groups_of(name, declared, order)
+        settings = settings_of(document, name, groups)
+        profile = profiles.get(profile_name(settings) or "")
+        if profile is not None:
+            try:
+                complete(name, groups, settings, profile)
+            except ConfigErrors as error:
+                problems += error.problems
+    return problems
 
 
 def _without_empty(document: Node) -> Node:
@@ -271,7 +291,13 @@ def adhoc(address: str, profile: str, profile_dirs: Sequence[Path] = ()) -> Targ
     is_path = profile.endswith((".yml", ".yaml")) or "/" in profile
     file = here / Path(profile).expanduser()
     profiles, problems = load_profiles([file] if is_path else profile_files(profile_dirs))
-    if problems:
+    if problems and not (is_path and profiles):
         raise ConfigErrors(problems)
     found = next(iter(profiles.values())) if is_path else find_profile(profile, profiles)
-    return complete(place.name, (), place.settings(here / "command line"), found).target
+    try:
+        done = complete(place.name, (), place.settings(here / "command line"), found)
+    except ConfigErrors as error:
+        raise ConfigErrors([*problems, *elsewhere(error.problems, problems)]) from error
+    if problems:
+        raise ConfigErrors(problems)
+    return done.target
