@@ -49,7 +49,7 @@ def fault(deployment: Deployment, *names: str) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("crash", "is being restarted"),
+        ("crash", "the server ended with status 1"),
         ("exit-0", "status 0"),
         ("never-listens", "not healthy within"),
         ("unhealthy", "not healthy within"),

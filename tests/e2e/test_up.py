@@ -152,9 +152,15 @@ def test_rollback_and_down_and_purge(cli: Cli, deployment: Deployment, fresh_hos
     assert show(fresh_host, "ActiveState", "UnitFileState") == {
         "ActiveState": "inactive", "UnitFileState": "disabled",
     }  # fmt: skip
+    assert run(cli, deployment, "down", "--models", expect=None).returncode == 2
     run(cli, deployment, "down", "--purge", "--yes")
     assert fresh_host.exec(["ls", ROOT]).stdout.split() == ["models"]
     assert not exists(fresh_host, f"/etc/systemd/system/{UNIT}")
+    nothing = run(cli, deployment, "restart", expect=None)
+    assert nothing.returncode == 2
+    assert "glm5-deploy up" in nothing.output
+    run(cli, deployment, "down", "--purge", "--models", "--yes")
+    assert not exists(fresh_host, ROOT)
 
 
 def test_pruning_keeps_current_and_previous(

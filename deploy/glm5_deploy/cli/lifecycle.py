@@ -78,6 +78,10 @@ def down(
     """
     from glm5_deploy.errors import UsageError
 
+    if models and not purge:
+        from glm5_deploy.errors import UsageError
+
+        raise UsageError("--models goes with --purge", "glm5-deploy down --purge --models")
     targets = selection(inventory, host, group, profile)
     if purge and not yes:
         names = ", ".join(target.name for target in targets)

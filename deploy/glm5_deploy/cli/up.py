@@ -68,7 +68,11 @@ def up(
 
     Running it again changes only what differs. Example: glm5-deploy up --host bw1
     """
+    from glm5_deploy.errors import UsageError
     from glm5_deploy.run.session import Options
+
+    if diff and not check:
+        raise UsageError("--diff goes with --check", "glm5-deploy plan does both")
 
     targets = selection(inventory, host, group, profile)
     if retry_failed:

@@ -33,13 +33,13 @@ class UnhealthyError(Glm5Error):
 
     Args:
         lines: the end of its journal.
+        hint: what to do where the journal shows no failure that we know.
     """
 
-    def __init__(self, message: str, lines: tuple[str, ...]) -> None:
+    def __init__(self, message: str, lines: tuple[str, ...], hint: str | None = None) -> None:
         from glm5_deploy.logs.explain import explain
 
         known = explain(lines)
-        hint = None
         if known:
             first = known[0]
             hint = f"{first.cause} {first.remedy}".strip()
@@ -63,12 +63,18 @@ def failure(properties: dict[str, str], restarts: int = 0) -> str | None:
     if properties.get("LoadState") == "not-found":
         return "the unit is gone"
     if sub == "auto-restart" or _restarts(properties) > restarts:
-        return f"the server ended (status {status}) and is being restarted"
+        return f"the server ended with status {status}"
     if active == "failed":
         return f"the unit failed ({properties.get('Result')}, status {status})"
     if active == "inactive":
         return f"the server ended with status {status}" if status != "0" else "the server stopped"
     return None
+
+
+def earlier_still_runs(properties: dict[str, str]) -> bool:
+    """Whether a restart is asked for and what answers, and logs, is still the server before it."""
+    active, waiting = properties.get("ActiveState"), properties.get("Job", "") not in ("", "0")
+    return waiting and active in {"active", "deactivating"}
 
 
 def _restarts(properties: dict[str, str]) -> int:
@@ -104,6 +110,10 @@ class Watch:
         while True:
             self.cancel.check()
             state = self._look(cursor, deadline)
+            if earlier_still_runs(state.properties):
+                self.events.progress(self.host.name, "waiting for the earlier server to stop")
+                self.cancel.sleep(FIRST_PAUSE)
+                continue
             count = _restarts(state.properties)
             restarts = count if restarts is None else min(restarts, count)
             cursor = state.cursor
@@ -117,7 +127,9 @@ class Watch:
                 return
             if time.monotonic() > deadline:
                 raise UnhealthyError(
-                    f"{self.host.name}: not healthy within {self.limit:.0f} s", tuple(lines)
+                    f"{self.host.name}: not healthy within {self.limit:.0f} s",
+                    tuple(lines),
+                    "raise limits.load where it only needs longer; `glm5-deploy logs` shows all",
                 )
             self.cancel.sleep(pause)
             pause = min(1.5 * pause, LONGEST_PAUSE)

@@ -24,20 +24,28 @@ from glm5_deploy.stages.observed import Observed, Paths, observe
 from glm5_deploy.stages.service import guard, switch_to
 from glm5_deploy.stages.system import programs
 
+_DEPLOY_FIRST = "deploy first: `glm5-deploy up`"
+
 # Only what `up` makes is removed, by name: a root that was set wrongly loses nothing else.
 _PURGE = """
 root=$1 name=$2 models=$3
-[ -e "$root/lib/agent.py" ] || { echo "$root holds no deployment of ours" >&2; exit 1; }
-rm -f -- "/etc/systemd/system/$name.service" "/etc/systemd/system/$name-confirm.service" \\
-  "/etc/systemd/system/$name-confirm.timer"
-systemctl daemon-reload
-for name_of_ours in releases venvs cache python lib current previous; do
-  rm -rf -- "$root/$name_of_ours"
+if [ -e "$root/lib/agent.py" ]; then
+  rm -f -- "/etc/systemd/system/$name.service" "/etc/systemd/system/$name-confirm.service" \\
+    "/etc/systemd/system/$name-confirm.timer"
+  systemctl daemon-reload
+  for name_of_ours in releases venvs cache python lib current previous; do
+    rm -rf -- "$root/$name_of_ours"
+  done
+  rm -rf -- "/var/lib/$name" "/var/cache/$name" "$root/state"
+  echo "$root"
+fi
+for manifest in "$root"/models/*/MANIFEST.sha256; do
+  [ "$models" = yes ] && [ -e "$manifest" ] || continue
+  rm -rf -- "${manifest%/*}"
+  echo "${manifest%/*}"
 done
-rm -rf -- "/var/lib/$name" "/var/cache/$name"
-[ "$models" = no ] || rm -rf -- "$root/models"
-rm -rf -- "$root/state"
-rmdir -- "$root" 2>/dev/null || :
+rm -f -- "$root/state/lock" "$root/state/.lock.guard"
+rmdir -- "$root/state" "$root/models" "$root" 2>/dev/null || :
 """
 _DOWN = """
 name=$1 root=$2
@@ -105,8 +113,12 @@ class Maintenance:
         """Restart the service and wait until it answers.
 
         Raises:
+            UsageError: nothing is deployed here.
             UnhealthyError: it does not come back.
         """
+        observed = observe(self.host, self.desired.target)
+        if observed.unit.load_state != "loaded":
+            raise UsageError(f"{self.host.name}: {self.paths.unit} is not there", _DEPLOY_FIRST)
         with locked(self.host, self.paths.state, "restart"):
             self.events.stage(self.host.name, "service")
             self.host.run(script(_RESTART, self.paths.unit), sudo=True)
@@ -156,12 +168,16 @@ def take_down(
             stop = target.profile.limits.stop + 60
             host.run(script(_DOWN, earlier, paths.root), sudo=True, timeout=stop)
             changes.append(ChangeReport("service", "stop", incumbent.unit))
-        if purge and observed.deployment.file(paths.agent) is not None:
-            host.run(
-                command("systemctl", "disable", "--quiet", "--now", paths.confirm_timer),
-                sudo=True, check=False,
-            )  # fmt: skip
-            purge_command = script(_PURGE, paths.root, name, "yes" if models else "no")
-            host.run(purge_command, sudo=True, timeout=600)
-            changes.append(ChangeReport("system", "remove", str(paths.root)))
+        if purge:
+            changes += _purge(host, paths, name, models=models)
     return HostOutcome(host.name, "changed" if changes else "unchanged", tuple(changes))
+
+
+def _purge(host: Host, paths: Paths, name: str, *, models: bool) -> list[ChangeReport]:
+    """Remove what is ours; what was there is told, one line each."""
+    timer = command("systemctl", "disable", "--quiet", "--now", paths.confirm_timer)
+    host.run(timer, sudo=True, check=False)
+    removed = host.run(
+        script(_PURGE, paths.root, name, "yes" if models else "no"), sudo=True, timeout=600
+    )
+    return [ChangeReport("system", "remove", line) for line in removed.stdout.splitlines()]

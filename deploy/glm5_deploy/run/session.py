@@ -105,12 +105,6 @@ class HostRun:
             self.changes = plan(self.desired, observed)
             if any(change.stage == "service" for change in self.changes):
                 self._require_forwarding()
-            if interrupts_service(self.changes):
-                limit = self.desired.target.profile.limits.load
-                self.events.note(
-                    self.host.name,
-                    f"the server stops now, until the new one has loaded (limit {limit} s)",
-                )
             self._carry_out(observed, lease)
             added = any(change.stage in {"release", "venv"} for change in self.applied)
             if added and (observed.deployment.releases or observed.deployment.venvs):
@@ -149,6 +143,10 @@ class HostRun:
             executor.apply(change)
         if service:
             self.events.stage(self.host.name, "service")
+        if interrupts_service(service):
+            limit = self.desired.target.profile.limits.load
+            text = f"the server stops now, until the new one has loaded (limit {limit} s)"
+            self.events.note(self.host.name, text)
         transaction = Transaction(
             self.desired, observed, executor, self.api_key, still_ours=lease.renew
         )

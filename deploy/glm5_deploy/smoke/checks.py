@@ -14,6 +14,23 @@ from glm5_deploy.smoke.api import AnswerError, Streamed, choice, quoted, shorten
 from glm5_deploy.smoke.context import PROMPT, CheckFailed, CheckSkipped, Context, Probe
 
 _FILLER = "The quick brown fox jumps over the lazy dog. "
+_NOT_THE_SAME = (
+    "the same request must give the same text: other traffic at the time can change the last "
+    "bits, so try again on a quiet server; if it stays so, suspect the attention backend or kernel"
+)
+_BROKEN = (
+    "the model computes no sound numbers: compare its files with the source (`glm5-deploy up`), "
+    "then try another attention backend or kv-cache-dtype"
+)
+_UNEXPECTED = (
+    "if this answer is right for this model and these arguments, write it into smoke.expect; "
+    "if not, compare the model's files, quantization and attention backend with those that gave "
+    "the expected one"
+)
+_TOO_SLOW = (
+    "is something else using the GPUs (nvidia-smi)? If this is what they give, change "
+    "smoke.max_ttft_seconds or smoke.min_tokens_per_second"
+)
 _TIMED_TOKENS = 64
 _APART_SECONDS = 0.001
 _ENOUGH_ARRIVALS = 8
@@ -37,7 +54,10 @@ def model_list(context: Context) -> str:
     names = [str(row.get("id")) for row in rows or [] if isinstance(row, dict)]
     wanted = context.profile.served_model_name
     if wanted not in names:
-        raise CheckFailed(f"lists {', '.join(names) or 'nothing'}, not {wanted}")
+        raise CheckFailed(
+            f"lists {', '.join(names) or 'nothing'}, not {wanted}",
+            "served-model-name in engine.args must agree with served_model_name of the profile",
+        )
     return ", ".join(names)
 
 
@@ -82,7 +102,10 @@ def stream(context: Context) -> str:
     found = _with_text(context.api.stream(PROMPT, smoke.max_tokens))
     whole = choice(context.api.complete(PROMPT, smoke.max_tokens)).get("text")
     if found.text != whole:
-        raise CheckFailed(f"streams {quoted(found.text, 50)} but answers {quoted(str(whole), 50)}")
+        raise CheckFailed(
+            f"streams {quoted(found.text, 50)} but answers {quoted(str(whole), 50)}",
+            _NOT_THE_SAME,
+        )
     return f"{found.chunks} chunks, {found.tokens} tokens"
 
 
@@ -97,7 +120,9 @@ def greedy(context: Context) -> str:
     limit = context.profile.smoke.max_tokens
     first, second = (choice(context.api.complete(PROMPT, limit)).get("text") for _ in range(2))
     if first != second:
-        raise CheckFailed(f"{quoted(str(first), 50)} at first, then {quoted(str(second), 50)}")
+        raise CheckFailed(
+            f"{quoted(str(first), 50)} at first, then {quoted(str(second), 50)}", _NOT_THE_SAME
+        )
     return "twice the same"
 
 
@@ -114,7 +139,7 @@ def logprobs(context: Context) -> str:
         # vLLM writes -9999 for what it cannot express: a greedy token cannot be that unlikely.
         impossible = position < len(chosen) and isinstance(value, float) and value <= -9999
         if not isinstance(value, int | float) or not math.isfinite(value) or impossible:
-            raise CheckFailed(f"log-probability {position + 1} of {len(chosen)} is {value}")
+            raise CheckFailed(f"log-probability {position + 1} of {len(chosen)} is {value}", _BROKEN)
     return f"{len(chosen)} finite, lowest {min(chosen):.3f}"
 
 
@@ -124,9 +149,11 @@ def expectation(prompt: SmokePrompt, context: Context) -> str:
     found = choice(answer)
     text = str(found.get("text"))
     if prompt.text is not None and text != prompt.text:
-        raise CheckFailed(f"text {quoted(text, 60)}, expected {quoted(prompt.text, 60)}")
+        raise CheckFailed(
+            f"text {quoted(text, 60)}, expected {quoted(prompt.text, 60)}", _UNEXPECTED
+        )
     if prompt.contains is not None and prompt.contains not in text:
-        raise CheckFailed(f"{quoted(prompt.contains, 40)} is not in {quoted(text, 80)}")
+        raise CheckFailed(f"{quoted(prompt.contains, 40)} is not in {quoted(text, 80)}", _UNEXPECTED)
     if prompt.tokens is not None:
         _same_tokens(prompt.tokens, found.get("token_ids"))
     return quoted(text, 60)
@@ -141,7 +168,8 @@ def _same_tokens(wanted: list[int], found: object) -> None:
         pairs = enumerate(zip(wanted, found, strict=False))
         at = next((i for i, (want, got) in pairs if want != got), min(len(wanted), len(found)))
         raise CheckFailed(
-            f"token {at + 1} differs: {found[at : at + 3]}…, expected {wanted[at : at + 3]}…"
+            f"token {at + 1} differs: {found[at : at + 3]}…, expected {wanted[at : at + 3]}…",
+            _UNEXPECTED,
         )
 
 
@@ -253,9 +281,9 @@ def speed(context: Context) -> str:
     first, (rate, span) = found.stamps[0], measured_rate(found)
     text = f"first token after {first:.3f} s, {rate:.1f} tokens/s {span}"
     if smoke.max_ttft_seconds is not None and first > smoke.max_ttft_seconds:
-        raise CheckFailed(f"{text}; at most {smoke.max_ttft_seconds} s to the first is allowed")
+        raise CheckFailed(f"{text}; at most {smoke.max_ttft_seconds} s to the first is allowed", _TOO_SLOW)
     if smoke.min_tokens_per_second is not None and rate < smoke.min_tokens_per_second:
-        raise CheckFailed(f"{text}; at least {smoke.min_tokens_per_second} tokens/s is wanted")
+        raise CheckFailed(f"{text}; at least {smoke.min_tokens_per_second} tokens/s is wanted", _TOO_SLOW)
     return text
 
 

@@ -48,6 +48,7 @@ for package do
   printf '%s\\n' "$package"
 done
 """
+_PROGRAM = '[ -z "$1" ] || [ -x "$1" ] || printf "%s\\n" "$1"'
 _USER = 'getent passwd -- "$1" >/dev/null && echo yes || :'
 _INCUMBENT = """
 name=$(sed -n 's/^SyslogIdentifier=//p' "$1/unit" 2>/dev/null | head -n 1)
@@ -95,6 +96,7 @@ class DeploymentFacts:
         model_files: relative name to state; None where the folder does not exist.
         model_stamp: the last full verification (see onhost/verify.py), or None.
         absent_packages: those of the profile's own list that are not installed.
+        engine_missing: the engine's program, where it should be on the host already and is not.
         jobs: transient units of ours and whether they are active, by name.
     """
 
@@ -111,6 +113,7 @@ class DeploymentFacts:
     model_stamp: dict[str, Any] | None = None
     user_exists: bool = False
     absent_packages: tuple[str, ...] = ()
+    engine_missing: str | None = None
     jobs: dict[str, str] | None = None
     incumbent: Incumbent | None = None
     folders: dict[str, tuple[str, str]] | None = None
@@ -308,6 +311,12 @@ def _folders(output: FactOutput) -> dict[str, tuple[str, str]]:
     return {path: (mode, owner) for mode, owner, path in rows}
 
 
+def _own_program(target: Target) -> str:
+    """The engine's program, where the host brings it itself; else nothing."""
+    program = target.profile.engine.command[0]
+    return "" if "{" in program else program
+
+
 def deployment_fact_list(target: Target) -> list[Fact[Any]]:
     """The facts of one target, each a command and a pure parser."""
     paths = Paths.of(target)
@@ -330,6 +339,7 @@ def deployment_fact_list(target: Target) -> list[Fact[Any]]:
         Fact(
             "user_exists", script(_USER, target.profile.unit.user), lambda o: bool(o.stdout.strip())
         ),
+        Fact("engine_missing", script(_PROGRAM, _own_program(target)), _text),
         Fact("absent_packages", script(_ABSENT, *target.profile.needs.packages), _lines),
         Fact("jobs", script(_JOBS), _jobs),
         Fact("incumbent", script(_INCUMBENT, paths.current, paths.unit), parse_incumbent),

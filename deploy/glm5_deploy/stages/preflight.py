@@ -34,8 +34,8 @@ def failed(name: str, detail: str, hint: str) -> Check:
 def preflight(desired: Desired, observed: Observed) -> tuple[Check, ...]:
     """One row for each thing looked at."""
     probes: tuple[Probe, ...] = (
-        platform, privileges, systemd, clock, packages, python, disk, memory, port, owner, gpus,
-        model,
+        platform, privileges, systemd, clock, packages, python, engine, disk, memory, port, owner,
+        gpus, model,
     )  # fmt: skip
     return tuple(probe(desired, observed) for probe in probes)
 
@@ -118,6 +118,15 @@ def python(desired: Desired, observed: Observed) -> Check:
         )
         return failed("python", f"{version} wanted, there: {there}", hint)
     return passed("python", f"{version} to install, there: {there}")
+
+
+def engine(desired: Desired, observed: Observed) -> Check:
+    missing = observed.deployment.engine_missing
+    if missing is not None:
+        hint = "correct engine.command, or set engine.lock so that it is installed"
+        return failed("engine", f"{missing} is not there, or cannot be executed", hint)
+    lock = None if desired.venv is None else desired.venv.lock_name
+    return passed("engine", lock or desired.target.profile.engine.command[0])
 
 
 def disk(desired: Desired, observed: Observed) -> Check:

@@ -15,7 +15,7 @@ from glm5_deploy.report.events import Silent
 from glm5_deploy.report.outcome import ErrorReport, HostOutcome, Report
 from glm5_deploy.run.cancel import Cancel, InterruptedRunError
 from glm5_deploy.run.fanout import batches, fan_out
-from glm5_deploy.run.health import failure
+from glm5_deploy.run.health import earlier_still_runs, failure
 from glm5_deploy.run.jobs import parse_poll, parse_progress
 from glm5_deploy.run.lock import Holder, parse_holder
 from glm5_deploy.run.session import guarded
@@ -141,7 +141,7 @@ def test_progress(line: str, found: tuple[str, float | None] | None) -> None:
         ({"ActiveState": "inactive", "SubState": "dead", "Job": "7"}, None),
         ({"ActiveState": "activating", "SubState": "auto-restart", "Job": "7",
           "ExecMainStatus": "1"}, "status 1"),
-        ({"ActiveState": "active", "SubState": "running", "NRestarts": "1"}, "restarted"),
+        ({"ActiveState": "active", "SubState": "running", "NRestarts": "1"}, "ended"),
         ({"ActiveState": "failed", "Result": "start-limit-hit"}, "start-limit-hit"),
         ({"ActiveState": "inactive", "ExecMainStatus": "0"}, "stopped"),
         ({"LoadState": "not-found"}, "gone"),
@@ -156,6 +156,23 @@ def test_restarts_before_a_look_are_history() -> None:
     running = {"ActiveState": "active", "SubState": "running", "NRestarts": "2"}
     assert failure(running, restarts=2) is None
     assert failure(running, restarts=1) is not None
+
+
+@pytest.mark.parametrize(
+    ("active", "job", "earlier"),
+    [
+        ("active", "7", True),
+        ("deactivating", "7", True),
+        ("activating", "7", False),
+        ("inactive", "7", False),
+        ("active", "0", False),
+        ("active", "", False),
+    ],
+)
+def test_a_server_that_is_about_to_stop_is_not_the_new_one(
+    active: str, job: str, earlier: bool
+) -> None:
+    assert earlier_still_runs({"ActiveState": active, "Job": job}) is earlier
 
 
 def test_holder() -> None:

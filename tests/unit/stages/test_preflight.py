@@ -152,3 +152,10 @@ def test_the_service_of_an_earlier_name_may_hold_the_port() -> None:
     assert set(problems(wanted, mine)) == {"port"}
     incumbent = Incumbent("glm5-tiny.service", running=True, main_pid=77)
     assert problems(wanted, changed(mine, incumbent=incumbent)) == {}
+
+
+def test_an_engine_that_the_host_should_have_must_be_there() -> None:
+    observed = changed(bare(), engine_missing="/opt/vllm/bin/vllm")
+    row = problems(desired(), observed)["engine"]
+    assert row.detail == "/opt/vllm/bin/vllm is not there, or cannot be executed"
+    assert "engine.lock" in (row.hint or "")
