@@ -85,3 +85,17 @@ def test_stopped_from_outside(site: Path, number: signal.Signals) -> None:
     stdout, stderr = process.communicate(timeout=60)
     assert process.returncode == 130, stderr
     assert json.loads(stdout)["hosts"]["h"]["status"] == "interrupted"
+
+
+def test_a_question_answered_with_no(site: Path) -> None:
+    ours, theirs = os.openpty()
+    os.write(ours, b"n\n")
+    environment = {**os.environ, "HOME": str(site), "PYTHONPATH": str(CHECKOUT / "deploy")}
+    done = subprocess.run(
+        [sys.executable, "-m", "glm5_deploy", "down", "--purge"],
+        stdin=theirs, capture_output=True, text=True, check=False, cwd=site, env=environment,
+    )  # fmt: skip
+    os.close(theirs)
+    os.close(ours)
+    assert done.returncode == 130
+    assert "nothing was changed" in done.stderr

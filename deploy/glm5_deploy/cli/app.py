@@ -101,7 +101,7 @@ def main() -> None:
     except KeyboardInterrupt:
         _fail(words, "interrupted", None, ExitCode.INTERRUPTED)
     except typer.Abort:
-        _fail(words, "aborted", None, ExitCode.HOST_FAILED)
+        _fail(words, "aborted: nothing was changed", None, ExitCode.INTERRUPTED)
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(int(ExitCode.HOST_FAILED))

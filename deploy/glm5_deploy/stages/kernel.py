@@ -1,4 +1,4 @@
-"""Our vLLM plugin in the environment: the last step that makes one complete."""
+"""Our kernels in the environment: the last step that makes one complete."""
 
 from __future__ import annotations
 
@@ -26,4 +26,4 @@ def plan(desired: Desired, observed: Observed) -> list[Change]:
         Rsync(venv.wheel, uploads, checksum=True),
         Transient(f"glm5-job-kernel-{venv.identifier}", install, limit=600),
     )
-    return [Change(STAGE, "install", venv.wheel.name, "the vLLM plugin", steps)]
+    return [Change(STAGE, "install", venv.wheel.name, "our kernels", steps)]
