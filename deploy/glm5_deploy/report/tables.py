@@ -36,19 +36,25 @@ def print_report(
     """The end of a command: one JSON document, or the table of outcomes with errors and hints.
 
     Args:
-        checks: show every host's check rows too; failed rows are always shown.
+        checks: show every host's check rows too; failed rows are shown where no error tells them.
     """
     if json:
         print(json_module.dumps(report.to_json(), indent=2, ensure_ascii=False), flush=True)
         return
     console = console or make_console()
     for outcome in report.hosts:
-        rows = [c for c in outcome.checks if checks or c.status == "failed"]
+        rows = [c for c in outcome.checks if checks or _untold(outcome, c)]
         if rows:
             print_checks(console, outcome.host, rows)
     if report.hosts:
         console.print(outcome_table(report))
     print_errors(console, report.hosts)
+
+
+def _untold(outcome: HostOutcome, check: Check) -> bool:
+    error = outcome.error
+    told = error is not None and f"{check.name}: {check.detail}" in error.message
+    return check.status == "failed" and not told
 
 
 def outcome_table(report: Report) -> Table:
@@ -100,10 +106,13 @@ def print_checks(console: Console, host: str, checks: Iterable[Check]) -> None:
         )
     console.print(Text(one_line(host), style=f"bold {colour(host)}"))
     console.print(table)
+    hints: dict[str, list[str]] = {}
     for check in rows:
         if check.hint and check.status == "failed":
-            hint = Text(f"  {check.name} ").append(f"→ {one_line(check.hint)}", style="yellow")
-            console.print(hint, soft_wrap=True)
+            hints.setdefault(one_line(check.hint), []).append(check.name)
+    for hint, names in hints.items():
+        text = Text(f"  {', '.join(names)} ").append(f"→ {hint}", style="yellow")
+        console.print(text, soft_wrap=True)
 
 
 def render_plan(console: Console, plans: Mapping[str, Sequence[Change]], diff: bool) -> None:

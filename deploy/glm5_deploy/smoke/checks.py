@@ -56,7 +56,7 @@ def model_list(context: Context) -> str:
     if wanted not in names:
         raise CheckFailed(
             f"lists {', '.join(names) or 'nothing'}, not {wanted}",
-            "served-model-name in engine.args must agree with served_model_name of the profile",
+            "does another server answer on this port? See serve.port, and `glm5-deploy status`",
         )
     return ", ".join(names)
 
@@ -139,7 +139,9 @@ def logprobs(context: Context) -> str:
         # vLLM writes -9999 for what it cannot express: a greedy token cannot be that unlikely.
         impossible = position < len(chosen) and isinstance(value, float) and value <= -9999
         if not isinstance(value, int | float) or not math.isfinite(value) or impossible:
-            raise CheckFailed(f"log-probability {position + 1} of {len(chosen)} is {value}", _BROKEN)
+            raise CheckFailed(
+                f"log-probability {position + 1} of {len(chosen)} is {value}", _BROKEN
+            )
     return f"{len(chosen)} finite, lowest {min(chosen):.3f}"
 
 
@@ -153,7 +155,9 @@ def expectation(prompt: SmokePrompt, context: Context) -> str:
             f"text {quoted(text, 60)}, expected {quoted(prompt.text, 60)}", _UNEXPECTED
         )
     if prompt.contains is not None and prompt.contains not in text:
-        raise CheckFailed(f"{quoted(prompt.contains, 40)} is not in {quoted(text, 80)}", _UNEXPECTED)
+        raise CheckFailed(
+            f"{quoted(prompt.contains, 40)} is not in {quoted(text, 80)}", _UNEXPECTED
+        )
     if prompt.tokens is not None:
         _same_tokens(prompt.tokens, found.get("token_ids"))
     return quoted(text, 60)
@@ -270,7 +274,11 @@ def attention(context: Context) -> str:
             "where the journal was rotated since the start, `glm5-deploy restart` writes it anew",
         )
     if not backend.matches(expected, found):
-        raise CheckFailed(f"the log says {found.describe()}, expected {expected}")
+        raise CheckFailed(
+            f"the log says {found.describe()}, expected {expected}",
+            "choose it with attention-backend in engine.args, or, if the other one is right, "
+            "write that into smoke.attention_backend",
+        )
     return found.describe()
 
 
@@ -281,9 +289,13 @@ def speed(context: Context) -> str:
     first, (rate, span) = found.stamps[0], measured_rate(found)
     text = f"first token after {first:.3f} s, {rate:.1f} tokens/s {span}"
     if smoke.max_ttft_seconds is not None and first > smoke.max_ttft_seconds:
-        raise CheckFailed(f"{text}; at most {smoke.max_ttft_seconds} s to the first is allowed", _TOO_SLOW)
+        raise CheckFailed(
+            f"{text}; at most {smoke.max_ttft_seconds} s to the first is allowed", _TOO_SLOW
+        )
     if smoke.min_tokens_per_second is not None and rate < smoke.min_tokens_per_second:
-        raise CheckFailed(f"{text}; at least {smoke.min_tokens_per_second} tokens/s is wanted", _TOO_SLOW)
+        raise CheckFailed(
+            f"{text}; at least {smoke.min_tokens_per_second} tokens/s is wanted", _TOO_SLOW
+        )
     return text
 
 

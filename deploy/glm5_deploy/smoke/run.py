@@ -86,5 +86,7 @@ def _measured(name: str, probe: Probe, context: Context) -> Check:
         status, detail, hint = "failed", str(failed), failed.hint
     except AnswerError as error:
         status, detail, hint = "failed", str(error), _key_hint(error)
+    if status == "failed" and hint is None:
+        hint = f"glm5-deploy logs --host {context.host.name} --explain"
     seconds = time.monotonic() - started
     return Check(name, "failed" if status == "failed" else "passed", detail, hint, seconds)

@@ -7,8 +7,15 @@ from xml.etree import ElementTree as ET
 import pytest
 from glm5_deploy.logs.explain import Explanation
 from glm5_deploy.logs.show import print_explanation
-from glm5_deploy.report.outcome import ChangeReport, Check, ErrorReport, HostOutcome, Report
-from glm5_deploy.report.tables import print_report, render_plan
+from glm5_deploy.report.outcome import (
+    ChangeReport,
+    Check,
+    ErrorReport,
+    HostOutcome,
+    Report,
+    SmokeChecksError,
+)
+from glm5_deploy.report.tables import print_checks, print_report, render_plan
 from glm5_deploy.smoke.junit import junit_xml
 from glm5_deploy.stages.change import Change
 from rich.console import Console
@@ -71,6 +78,24 @@ def test_only_failed_rows_unless_asked() -> None:
     print_report(REPORT, False, console=console)
     assert "long prompt" not in stream.getvalue()
     assert "chat" in stream.getvalue()
+
+
+def test_a_failed_check_that_the_error_tells_is_not_told_twice() -> None:
+    console, stream = shown()
+    error = SmokeChecksError("bw1", CHECKS)
+    outcome = HostOutcome(
+        "bw1", "failed", checks=CHECKS, error=ErrorReport(error.message, error.hint)
+    )
+    print_report(Report("up", (outcome,)), False, console=console)
+    assert stream.getvalue().count("no text [bold]at all") == 1
+    assert "→ set <smoke.chat>" in stream.getvalue()
+
+
+def test_one_hint_for_several_checks_stands_once() -> None:
+    rows = [Check(name, "failed", "HTTP 500", "see the log") for name in ("chat", "stream")]
+    console, stream = shown()
+    print_checks(console, "bw1", rows)
+    assert stream.getvalue().splitlines()[-1] == "  chat, stream → see the log"
 
 
 def test_json_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:

@@ -63,6 +63,7 @@ def test_fault_gives_its_rows(fault: str, serve: Server, smoke: Smoke) -> None:
         assert others == {"skipped"}
     for name, text in expected.items():
         assert f"{rows[name].status}: {rows[name].detail}".startswith(text)
+    assert all(row.hint for row in rows.values() if row.status == "failed")
     assert not any("Traceback" in row.detail or KEY.value in row.detail for row in rows.values())
 
 
