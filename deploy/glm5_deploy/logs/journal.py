@@ -139,8 +139,9 @@ def _text(value: object) -> str:
         text = "\n".join(_text(item) for item in value)
     else:
         text = str(value)
-    return "\n".join(_last_state(line) for line in text.split("\n"))
+    return "\n".join(last_state(line) for line in text.split("\n"))
 
 
-def _last_state(line: str) -> str:
+def last_state(line: str) -> str:
+    """A line that was redrawn with carriage returns, as it looked at the end."""
     return next((part for part in reversed(line.split("\r")) if part.strip()), "")

@@ -12,6 +12,7 @@ _SHARDS = re.compile(
 _BAR = re.compile(
     r"(?P<what>[A-Z][\w ()<>,./:-]*?):\s*(?P<percent>\d+)%\|.*?\| *(?P<done>\d+)/(?P<all>\d+)"
 )
+_ANY_BAR = re.compile(r"\d+%\|.{3,}?\| *[\d.]+\w*/[\d.]+\w*|\d+(?:\.\d+)?[kMG]?B/s")
 
 Said = tuple[str, float | None]
 _Maker = Callable[[re.Match[str]], Said]
@@ -66,3 +67,8 @@ def _bar(found: re.Match[str]) -> Said:
     what = re.sub(r"\s*\(.*\)", "", found["what"])
     what = what[:1].lower() + what[1:]
     return f"{what} {found['done']}/{found['all']}", int(found["percent"]) / 100
+
+
+def is_bar(line: str) -> bool:
+    """Whether a line is the state of a progress bar, of which a log holds hundreds."""
+    return _SHARDS.search(line) is not None or _ANY_BAR.search(line) is not None
