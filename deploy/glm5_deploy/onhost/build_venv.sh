@@ -21,7 +21,11 @@ if [ ! -e "$dir/.locked" ] || [ ! -x "$dir/bin/python" ]; then
   fi
   echo "PROGRESS - installing $(grep -c '==' "$lock" || :) packages"
   # A lock names everything; resolving anew would hold its builds against bare versions.
-  "$uv" pip install --no-deps --compile-bytecode "$@"
+  "$uv" pip install --no-deps "$@"
+  # uv says "installed" and then compiles for minutes in silence. What does not compile, such as a package's data for
+  # an old Python, is not imported either.
+  echo "PROGRESS - compiling what was installed to bytecode"
+  "$dir/bin/python" -I -W ignore -m compileall -qq -j 0 "$dir/lib" || [ $? = 1 ]
   : > "$dir/.locked"
 fi
 [ -z "$marker" ] || : > "$marker"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 import time
 from pathlib import Path
 
+import glm5_deploy
 import pytest
 from glm5_deploy.run.lock import _ACQUIRE, _RELEASE, _RENEW
 from glm5_deploy.stages.observed import _RELEASES, _VENVS
@@ -47,3 +49,33 @@ def test_what_lost_a_part_counts_as_absent(tmp_path: Path) -> None:
     (tmp_path / "venvs" / "whole" / "bin" / "python").symlink_to("/bin/sh")
     (tmp_path / "venvs" / "gutted" / "bin" / "python").symlink_to("/gone/python3.11")
     assert sh(_VENVS, tmp_path).stdout.split() == ["whole"]
+
+
+UV = """#!/bin/sh
+for dir in "$@"; do :; done
+if [ "$1" = venv ]; then exec PYTHON -m venv --without-pip "$dir"; fi
+site=$(echo FOLDER/lib/python*/site-packages)
+echo "x = 1" > "$site/good.py"
+echo "print 1" > "$site/old.py"
+echo "Installed 2 packages"
+"""
+
+
+def test_an_environment_is_compiled_and_says_so(tmp_path: Path) -> None:
+    folder, uv, lock = tmp_path / "venvs" / "a b", tmp_path / "uv", tmp_path / "lock"
+    uv.write_text(UV.replace("PYTHON", sys.executable).replace("FOLDER", f"'{folder}'"))
+    uv.chmod(0o755)
+    lock.write_text("good==1\nold==1\n")
+    build = Path(glm5_deploy.__file__).parent / "onhost" / "build_venv.sh"
+    words = ["sh", build, folder, sys.executable, uv, lock, tmp_path, "", "", folder / ".done"]
+    done = subprocess.run(list(map(str, words)), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        f"PROGRESS - creating {folder}",
+        "PROGRESS - installing 2 packages",
+        "Installed 2 packages",
+        "PROGRESS - compiling what was installed to bytecode",
+        "PROGRESS 1.0 installed",
+    ]
+    assert [file.name.partition(".")[0] for file in folder.rglob("*.pyc")] == ["good"]
+    assert (folder / ".done").exists()
