@@ -61,13 +61,15 @@ def demo(
 def _prepare(place: Place) -> None:
     """Everything before the first command: host, wheels, model, inventory."""
     from glm5_deploy.demo.place import python_of
-    from glm5_deploy.demo.rootfs import build_rootfs, require_prerequisites
+    from glm5_deploy.demo.rootfs import build_rootfs, require_prerequisites, rootfs_folder
     from glm5_deploy.demo.tiny_model import write_tiny_model
 
     require_prerequisites()
     place.folder.mkdir(parents=True, exist_ok=True)
     start = time.monotonic()
-    _say("==> root file system of this machine's own release (built once: a minute or two, 0.5 GB)")
+    cached = rootfs_folder("ready").is_dir()
+    note = "built before" if cached else "built once: a minute or two, 0.5 GB"
+    _say(f"==> root file system of this machine's own release ({note})")
     rootfs = build_rootfs("ready")
     python = python_of(rootfs)
     _say(f"    {rootfs} with Python {python}")
@@ -117,6 +119,10 @@ def _remove(place: Place) -> None:
     from glm5_deploy.run.local import cache_folder
 
     require_prerequisites()
+    if not place.exists():
+        _say(f"there is no demo in {place.folder}")
+        return
+    _say("stopping the demo's host and removing its files (3 GB, up to a few minutes)")
     place.remove()
     _say(f"the demo's host is gone; {cache_folder()} keeps what the next one would download again")
 
@@ -130,8 +136,9 @@ def _what_next(place: Place, inventory: str) -> None:
         ("up", "again: 0 changes"),
         ("status", "release, uptime, health, load"),
         ("logs -f", "follow what the server says"),
-        ("up --check --diff", "what a change would do: edit the profile or add an override first"),
-        ("rollback", "the release before"),
+        ("up --check --diff", "what a change would do: edit `override` in the inventory first"),
+        ("up", "deploy that change"),
+        ("rollback", "back to the release before it"),
         ("down", "stop the server; `up` starts it again"),
     ):
         _say(f"  {f'{program} {arguments}':<42} # {meaning}")

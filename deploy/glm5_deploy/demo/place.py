@@ -63,6 +63,10 @@ class Place:
         text = HEADER + yaml.safe_dump(document, sort_keys=False)
         self.inventory.write_text(text, encoding="utf-8")
 
+    def exists(self) -> bool:
+        """Whether there is anything to remove."""
+        return self.folder.exists() or self.bed().folder.exists()
+
     def remove(self) -> None:
         """Everything but what is cached for the next demo."""
         self.bed().down()

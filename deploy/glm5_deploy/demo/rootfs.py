@@ -118,6 +118,18 @@ def suite() -> str:
     return name
 
 
+def rootfs_folder(variant: Variant = "ready", cache: Path | None = None) -> Path:
+    """Where `build_rootfs` puts it, or finds it.
+
+    Raises:
+        BedUnavailableError: see `suite`.
+    """
+    return (
+        _given(variant)
+        or (cache or cache_folder()) / f"rootfs-{suite()}-{variant}-{_digest(variant)}"
+    )
+
+
 def build_rootfs(variant: Variant = "ready", cache: Path | None = None) -> Path:
     """The cached root file system, built on the first call (one to two minutes, 250 to 450 MB).
 
@@ -127,14 +139,11 @@ def build_rootfs(variant: Variant = "ready", cache: Path | None = None) -> Path:
         BedUnavailableError: see `require_prerequisites`.
         LocalCommandError: mmdebstrap failed, with what it said.
     """
-    given = os.environ.get("GLM5_BED_ROOTFS")
-    if given and variant == "ready":
-        return Path(given)
+    folder = rootfs_folder(variant, cache)
+    if folder.is_dir() or _given(variant):
+        return folder
     require_prerequisites()
     release = suite()
-    folder = (cache or cache_folder()) / f"rootfs-{release}-{variant}-{_digest(variant)}"
-    if folder.is_dir():
-        return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     with locked(folder.with_name(f"{folder.name}.lock")):
         if not folder.is_dir():
@@ -144,6 +153,11 @@ def build_rootfs(variant: Variant = "ready", cache: Path | None = None) -> Path:
             _bootstrap(partial, release, PACKAGES[variant])
             partial.rename(folder)
     return folder
+
+
+def _given(variant: Variant) -> Path | None:
+    named = os.environ.get("GLM5_BED_ROOTFS")
+    return Path(named) if named and variant == "ready" else None
 
 
 def _digest(variant: Variant) -> str:
