@@ -83,7 +83,7 @@ def _show(rows: list[Row], *, json: bool) -> None:
         print(json_module.dumps(report.to_json(), indent=2, ensure_ascii=False))
     else:
         console = make_console()
-        console.print(status_table(rows))
+        console.print(status_table(rows, console.width))
         print_errors(console, outcomes)
     raise typer.Exit(int(report.exit_code))
 
@@ -165,11 +165,12 @@ class Watch:
             while True:
                 outcome, snapshot = self._news.get()
                 self._rows[outcome.host] = outcome, snapshot
-                live.update(self._frame(), refresh=True)
+                frame = self._frame(console.width)
+                live.update(frame, refresh=True)
                 if not console.is_terminal:
-                    console.print(self._frame())
+                    console.print(frame)
 
-    def _frame(self) -> Group:
+    def _frame(self, width: int) -> Group:
         from rich.console import Group
         from rich.text import Text
 
@@ -181,7 +182,7 @@ class Watch:
         errors: list[HostOutcome] = [outcome for outcome, _ in rows if outcome.error]
         waiting = len(names) - len(rows)
         more = [Text(f"waiting for {waiting} hosts", style="dim")] if waiting else []
-        return Group(status_table(rows), *(error_text(outcome) for outcome in errors), *more)
+        return Group(status_table(rows, width), *(error_text(outcome) for outcome in errors), *more)
 
 
 def register(app: typer.Typer) -> None:

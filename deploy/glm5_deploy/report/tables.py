@@ -6,6 +6,7 @@ import json as json_module
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from glm5_deploy.report.columns import Fit, fitted_table
 from glm5_deploy.report.outcome import Check, HostOutcome, Report
 from glm5_deploy.report.screen import status_style
 from glm5_deploy.report.text import clean, colour, one_line, seconds
@@ -20,6 +21,11 @@ if TYPE_CHECKING:
 _CHECK_STYLES = {"passed": "green", "failed": "red", "skipped": "dim"}
 # What "unchanged" is called where a command changes nothing anyway.
 _READ_ONLY = {"smoke": "passed", "preflight": "ready", "status": "well"}
+_OUTCOMES = Fit(
+    {"checks": 10, "host": 12, "release": 7},
+    wraps=frozenset({"checks"}),
+    heads=frozenset({"release"}),
+)
 _DIFF_STYLES = (("+++", "bold"), ("---", "bold"), ("@@", "cyan"), ("+", "green"), ("-", "red"))
 
 
@@ -47,7 +53,7 @@ def print_report(
         if rows:
             print_checks(console, outcome.host, rows)
     if report.hosts:
-        console.print(outcome_table(report))
+        console.print(outcome_table(report, console.width))
     print_errors(console, report.hosts)
 
 
@@ -57,26 +63,28 @@ def _untold(outcome: HostOutcome, check: Check) -> bool:
     return check.status == "failed" and not told
 
 
-def outcome_table(report: Report) -> Table:
-    """Host, status, time, and what applies of changes, checks and release."""
+def outcome_table(report: Report, width: int) -> Table:
+    """Host, status, time, and what applies of changes, checks and release.
+
+    Args:
+        width: of the terminal, in characters.
+    """
     from rich.text import Text
 
     well = _READ_ONLY.get(report.command)
-    columns: list[tuple[str, Callable[[HostOutcome], Text]]] = [
-        ("host", lambda o: Text(one_line(o.host), style=colour(o.host))),
-        ("status", lambda o: _status(o, well)),
-    ]
+    columns: dict[str, Callable[[HostOutcome], Text]] = {
+        "host": lambda o: Text(one_line(o.host), style=colour(o.host)),
+        "status": lambda o: _status(o, well),
+    }
     if well is None:
-        columns.append(("changes", lambda o: Text(_count(len(o.changes), "change"))))
+        columns["changes"] = lambda o: Text(_count(len(o.changes), "change"))
     if any(outcome.checks for outcome in report.hosts):
-        columns.append(("checks", lambda o: Text(_check_counts(o.checks))))
+        columns["checks"] = lambda o: Text(_check_counts(o.checks))
     if any(outcome.release for outcome in report.hosts):
-        columns.append(("release", lambda o: Text(one_line(o.release or "–"))))
-    columns.append(("time", lambda o: Text(seconds(o.seconds))))
-    table = _table(*(name for name, _ in columns))
-    for outcome in report.hosts:
-        table.add_row(*(cell(outcome) for _, cell in columns))
-    return table
+        columns["release"] = lambda o: Text(one_line(o.release or "–"))
+    columns["time"] = lambda o: Text(seconds(o.seconds))
+    rows = [{name: cell(outcome) for name, cell in columns.items()} for outcome in report.hosts]
+    return fitted_table(rows, list(columns), _OUTCOMES, width)
 
 
 def _status(outcome: HostOutcome, well: str | None) -> Text:
@@ -96,7 +104,7 @@ def print_checks(console: Console, host: str, checks: Iterable[Check]) -> None:
     """One row a check; hints stand below the table, unbroken, so that commands can be copied."""
     from rich.text import Text
 
-    table, rows = _table("check", "", "time", ""), list(checks)
+    table, rows = _check_table(), list(checks)
     for check in rows:
         table.add_row(
             Text(check.name),
@@ -176,14 +184,14 @@ def error_text(outcome: HostOutcome) -> Text:
     return text
 
 
-def _table(*columns: str) -> Table:
+def _check_table() -> Table:
     from rich import box
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for position, name in enumerate(columns):
-        last = position == len(columns) - 1
-        table.add_column(name, overflow="fold", no_wrap=not last and position != 0)
+    for name in ("check", "", "time"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("", overflow="fold")
     return table
 
 

@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from xml.etree import ElementTree as ET
 
 import pytest
 from glm5_deploy.logs.explain import Explanation
 from glm5_deploy.logs.show import print_explanation
+from glm5_deploy.report.columns import middle
 from glm5_deploy.report.outcome import (
     ChangeReport,
     Check,
@@ -15,7 +17,7 @@ from glm5_deploy.report.outcome import (
     Report,
     SmokeChecksError,
 )
-from glm5_deploy.report.tables import print_checks, print_report, render_plan
+from glm5_deploy.report.tables import outcome_table, print_checks, print_report, render_plan
 from glm5_deploy.smoke.junit import junit_xml
 from glm5_deploy.stages.change import Change
 from rich.console import Console
@@ -78,6 +80,33 @@ def test_only_failed_rows_unless_asked() -> None:
     print_report(REPORT, False, console=console)
     assert "long prompt" not in stream.getvalue()
     assert "chat" in stream.getvalue()
+
+
+@pytest.mark.parametrize("host", ["bw1", "inference-eu-west-1.rack7.example.com"])
+@pytest.mark.parametrize("width", [70, 80])
+def test_times_and_names_stay_whole_lines(host: str, width: int) -> None:
+    rows = (*CHECKS, *(Check(str(number), "passed") for number in range(11)))
+    outcome = HostOutcome(
+        host, "reverted", (ChangeReport("a", "write", "b"),) * 12, "3f2a9c1b77d0", 185.0, rows
+    )
+    console, stream = shown(width)
+    console.print(outcome_table(Report("up", (outcome,)), width))
+    lines = stream.getvalue().splitlines()
+    assert all(len(line) <= width for line in lines)
+    assert lines[0].split()[-1] == "time"
+    assert lines[2].startswith(middle(host, 12)[:5])
+    assert " 12 changes " in lines[2]
+    assert lines[2].rstrip().endswith("3 min 05 s")
+    assert all(re.fullmatch(r"\d+ \w+,?", line.strip()) for line in lines[3:])
+    assert all(part in stream.getvalue() for part in ("12 passed", "1 failed", "1 skipped"))
+
+
+@pytest.mark.parametrize(
+    ("text", "width", "expected"),
+    [("abcdefgh", 8, "abcdefgh"), ("abcdefgh", 5, "ab…gh"), ("abcdefgh", 4, "ab…h")],
+)
+def test_middle(text: str, width: int, expected: str) -> None:
+    assert middle(text, width) == expected
 
 
 def test_a_failed_check_that_the_error_tells_is_not_told_twice() -> None:

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
+from glm5_deploy.report.columns import middle
 from glm5_deploy.status.metrics import Load, parse_load, rate
 from glm5_deploy.status.probe import Gpu, Snapshot, outcome, parse_gpu, parse_probe, unreachable
-from glm5_deploy.status.table import status_table
+from glm5_deploy.status.table import Row, status_table
 from rich.console import Console
 
 METRICS = """\
@@ -95,20 +97,44 @@ def test_outcome(active: str, health: int | None, message: str | None) -> None:
     assert row.to_json()["ok"] is (message is None)
 
 
+GPUS = tuple(Gpu(index, "x", 71000, 97887, 90) for index in range(8))
+BUSY = Snapshot(
+    "3f2a9c1b77d0", True, "active", "running", 1, 7300.0, 200, "glm-5", GPUS,
+    Load(12, 3, 1.0, 1.0), 1234.5,
+)  # fmt: skip
+
+
+def drawn(*rows: Row, width: int = 80) -> str:
+    stream = io.StringIO()
+    Console(file=stream, width=width, markup=False).print(status_table(rows, width))
+    text = stream.getvalue()
+    assert all(len(line) <= width for line in text.splitlines())
+    return text
+
+
 def test_table_fits_80_columns() -> None:
-    gpus = tuple(Gpu(index, "x", 71000, 97887, 90) for index in range(8))
-    busy = Snapshot(
-        "3f2a9c1b77d0", True, "active", "running", 1, 7300.0, 200, "glm-5", gpus,
-        Load(12, 3, 1.0, 1.0), 1234.5,
-    )  # fmt: skip
-    rows = [
-        (outcome("bw1", busy), busy),
+    text = drawn(
+        (outcome("bw1", BUSY), BUSY),
         (unreachable("bw2", "no route to host", None), None),
         (outcome("bw3", Snapshot()), Snapshot()),
-    ]
-    stream = io.StringIO()
-    Console(file=stream, width=80, markup=False).print(status_table(rows))
-    text = stream.getvalue()
-    assert all(len(line) <= 80 for line in text.splitlines())
-    for part in ("3f2a9c1b77d0", "active ×1", "2 h", "12+3", "1234.5", "unreachable"):
+    )
+    for part in ("3f2a9c1b77d0", "active ×1", "2 h", "12+3", "1234.5", "unreachable", "8× 555/765"):
         assert part in text
+
+
+@pytest.mark.parametrize("name", ["10.89.219.10", "inference-eu-west-1.rack7.example.com"])
+@pytest.mark.parametrize("width", [60, 80])
+def test_names_are_never_broken_over_lines(name: str, width: int) -> None:
+    busy = replace(BUSY, model="acme/tiny-alphabet-instruct")
+    lines = drawn((outcome(name, busy), busy), width=width).splitlines()
+    assert len(lines) == 3
+    shown = lines[2].split()[0]
+    assert shown == middle(name, len(shown))
+    assert len(shown) >= min(len(name), 14)
+    assert "12+3" in lines[2]
+
+
+def test_columns_that_say_nothing_are_left_out() -> None:
+    idle = replace(BUSY, gpus=(), load=None, rate=None)
+    head = drawn((outcome("bw1", idle), idle)).splitlines()[0]
+    assert head.split() == ["host", "model", "release", "unit", "up", "health"]
