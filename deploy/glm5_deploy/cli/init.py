@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from glm5_deploy.config.starter import Starter
 
 FILE_NAME = "inventory.yml"
+T = TypeVar("T")
 
 
 def init(
@@ -76,10 +77,10 @@ def _starter(
     if not given and ask:
         given = _ask_hosts()
     if root is None:
-        root = _ask("Our folder on the hosts", "/opt/glm5") if ask else "/opt/glm5"
+        root = _ask_root(given) if ask else "/opt/glm5"
     known = _profiles(directory)
     if profile is None and ask:
-        profile = _ask(f"Profile ({', '.join(known)}; empty: later)", "") or None
+        profile = _ask_profile(known)
     values = dict(parse_variable(text) for text in variables or ())
     if profile is not None:
         values |= _missing_values(profile, known, values, ask=ask)
@@ -119,18 +120,66 @@ def _ask(question: str, default: str | None) -> str:
 
 
 def _ask_hosts() -> dict[str, Address]:
-    from glm5_deploy.config.errors import ConfigErrors
-    from glm5_deploy.config.starter import parse_host
+    from glm5_deploy.config.starter import Starter, parse_host
 
     found: dict[str, Address] = {}
-    while answer := _ask("Host, as [name=]user@address[:port] (empty: no more)", ""):
-        try:
-            name, place = parse_host(answer)
-        except ConfigErrors as error:
-            typer.echo(error.message, err=True)
-            continue
+
+    def read(answer: str) -> bool:
+        if not answer:
+            return False
+        name, place = parse_host(answer)
+        _shape(Starter({**found, name: place}))
         found[name] = place
+        return True
+
+    while _ask_again("Host, as [name=]user@address[:port] (empty: no more)", "", read):
+        pass
     return found
+
+
+def _ask_root(hosts: Mapping[str, Address]) -> str:
+    from glm5_deploy.config.starter import Starter
+
+    def read(answer: str) -> str:
+        _shape(Starter(hosts, root=answer))
+        return answer
+
+    return _ask_again("Our folder on the hosts", "/opt/glm5", read)
+
+
+def _ask_profile(known: Mapping[str, Node]) -> str | None:
+    from glm5_deploy.config.profiles import find_profile
+
+    def read(answer: str) -> str | None:
+        if answer:
+            find_profile(answer, known)
+        return answer or None
+
+    return _ask_again(f"Profile ({', '.join(known)}; empty: later)", "", read)
+
+
+def _ask_again(question: str, default: str, read: Callable[[str], T]) -> T:
+    """Ask until the answer will do: one slip does not cost the answers before it."""
+    from glm5_deploy.config.errors import ConfigErrors
+
+    while True:
+        try:
+            return read(_ask(question, default))
+        except ConfigErrors as error:
+            for problem in error.problems:
+                # The file that the others are about is not there yet.
+                said = str(problem) if problem.file is None else problem.message
+                typer.echo(said, err=True)
+
+
+def _shape(starter: Starter) -> None:
+    """Raise ConfigErrors for what is wrong so far."""
+    from glm5_deploy.config.load import load_document
+    from glm5_deploy.config.starter import inventory_text
+    from glm5_deploy.config.yaml import parse_parts
+
+    path = Path(FILE_NAME).absolute()
+    load_document(*parse_parts(inventory_text(starter).encode(), path), path)
 
 
 def _write(path: Path, starter: Starter) -> None:

@@ -175,6 +175,27 @@ def test_init_asks() -> None:
     assert str(resolve(loaded)[0].root) == "/srv/x"
 
 
+def test_init_asks_again_after_a_slip() -> None:
+    answers = (
+        "b w1=root@192.0.2.1\nbw1=root@192.0.2.1\nbw2=me@192.0.2.1\n\n"
+        "x\n/\n/srv/x\nshiped-model\nshipped-model\n"
+    )
+    result = run("init", answers=answers)
+    assert result.exit_code == 0, result.stderr
+    for said in (
+        "`b w1` will not do",
+        "the same machine and root as `bw1`",
+        "must be an absolute path",
+        "must be a folder of our own",
+        "did you mean `shipped-model`?",
+    ):
+        assert said in result.stderr
+    loaded = load_inventory(Path("inventory.yml"))
+    assert loaded.host_names == ("bw1",)
+    target = resolve(loaded)[0]
+    assert (str(target.root), target.profile.name) == ("/srv/x", "shipped-model")
+
+
 def test_init_asks_for_the_variables_of_a_profile() -> None:
     Path("profiles").mkdir()
     Path("profiles/p.yml").write_text(f"{PROFILE}serve: {{port: '{{{{ vars.port }}}}'}}\n")
