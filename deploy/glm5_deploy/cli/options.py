@@ -11,6 +11,7 @@ import typer
 
 if TYPE_CHECKING:
     from glm5_deploy.config.models import Target
+    from glm5_deploy.errors import UsageError
     from glm5_deploy.hosts.host import Host
 
 
@@ -86,17 +87,22 @@ def selection(
     if direct and (path is None or len(direct) == len(hosts or ())):
         if profile is None:
             raise UsageError("--host user@address needs --profile NAME", "see `--help`")
-        own = [
-            folder for folder in (Path("profiles"), Path("inventory/profiles")) if folder.is_dir()
-        ]
+        own = (Path("profiles"), Path("inventory/profiles"))
         return [adhoc(address, profile, own) for address in direct]
     if path is None:
-        raise UsageError(
-            "no inventory found",
-            "run `glm5-deploy init`, name a file with -i, or give --host user@address --profile P",
-        )
+        raise _no_inventory(hosts or ())
     loaded = load_inventory(path)
     return resolve(loaded, hosts=hosts or (), groups=groups or (), profile=profile)
+
+
+def _no_inventory(hosts: Sequence[str]) -> UsageError:
+    from glm5_deploy.errors import UsageError
+
+    if not hosts:
+        hint = "run `glm5-deploy init`, name a file with -i, or give --host user@address"
+        return UsageError("no inventory found", f"{hint} --profile P")
+    hint = f"write --host USER@{hosts[0]} (an alias of your ssh_config will do), or name a file"
+    return UsageError(f"no inventory found that says what `{hosts[0]}` is", f"{hint} with -i")
 
 
 def base_folder(inventory: Path | None) -> Path:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from glm5_deploy.config.address import parse_address
-from glm5_deploy.config.checks import inventory_problems, nearest, same_unit_problems
+from glm5_deploy.config.checks import inventory_problems, same_unit_problems
 from glm5_deploy.config.complete import Resolved, complete
 from glm5_deploy.config.errors import ConfigErrors, ConfigProblem, elsewhere, shown_file
 from glm5_deploy.config.merge import group_order, groups_of, settings_of
@@ -19,6 +19,7 @@ from glm5_deploy.config.profiles import (
     load_profiles,
     profile_files,
     shipped_profiles,
+    unknown_hint,
 )
 from glm5_deploy.config.select import select_names
 from glm5_deploy.config.validate import fill_empty, validate
@@ -192,7 +193,8 @@ def _unknown_profiles(document: Node, profiles: Mapping[str, Node]) -> list[Conf
     known = {**shipped_profiles(), **profiles} if unknown else {}
     return [
         node.problem(
-            f"no profile is called `{node.text}`", nearest(node.text or "", known, "profiles")
+            f"no profile is called `{node.text}`",
+            unknown_hint(node.text or "", known, _profile_places(document)),
         )
         for node in unknown
     ]
@@ -270,7 +272,8 @@ def _resolve_host(loaded: LoadedInventory, name: str, profile: str | None) -> Re
             at_key=True,
         )
         raise ConfigErrors([problem])
-    return complete(name, loaded.groups[name], settings, find_profile(wanted, loaded.profiles))
+    found = find_profile(wanted, loaded.profiles, _profile_places(loaded.document))
+    return complete(name, loaded.groups[name], settings, found)
 
 
 # --- a single machine ----------------------------------------------------------------------------
@@ -293,7 +296,9 @@ def adhoc(address: str, profile: str, profile_dirs: Sequence[Path] = ()) -> Targ
     profiles, problems = load_profiles([file] if is_path else profile_files(profile_dirs))
     if problems and not (is_path and profiles):
         raise ConfigErrors(problems)
-    found = next(iter(profiles.values())) if is_path else find_profile(profile, profiles)
+    found = (
+        next(iter(profiles.values())) if is_path else find_profile(profile, profiles, profile_dirs)
+    )
     try:
         done = complete(place.name, (), place.settings(here / "command line"), found)
     except ConfigErrors as error:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from glm5_deploy.config.checks import nearest, profile_problems
+from glm5_deploy.config.checks import profile_problems
 from glm5_deploy.config.errors import ConfigErrors, ConfigProblem, elsewhere, shown_file
 from glm5_deploy.config.models import Profile
 from glm5_deploy.config.node import Node
@@ -76,8 +77,22 @@ def shipped_profiles() -> dict[str, Node]:
     return profiles
 
 
-def find_profile(name: str, profiles: Mapping[str, Node]) -> Node:
+def unknown_hint(name: str, known: Iterable[str], searched: Sequence[Path]) -> str:
+    """A profile that is really near, else all that are known and where they were searched."""
+    names = list(known)
+    near = difflib.get_close_matches(name, names, 1, 0.75)
+    if near:
+        return f"did you mean `{near[0]}`?"
+    places = ", ".join(shown_file(Path.cwd() / place) for place in searched)
+    where = f"; searched: {places}, and those that ship" if searched else ""
+    return f"profiles: {', '.join(names) or 'none'}{where}"
+
+
+def find_profile(name: str, profiles: Mapping[str, Node], searched: Sequence[Path] = ()) -> Node:
     """From the given ones, else from those that ship with the program.
+
+    Args:
+        searched: where the given ones were looked for.
 
     Raises:
         ConfigErrors: there is none of this name; the nearest is named.
@@ -87,6 +102,6 @@ def find_profile(name: str, profiles: Mapping[str, Node]) -> Node:
     known = {**shipped_profiles(), **profiles}
     if name not in known:
         message = f"no profile is called `{name}`"
-        hint = nearest(name, known, "profiles")
+        hint = unknown_hint(name, known, searched)
         raise ConfigErrors([ConfigProblem(None, None, None, "", message, hint)])
     return known[name]

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from glm5_deploy.cli.options import selection
 from glm5_deploy.config.address import Address, parse_address
 from glm5_deploy.config.errors import ConfigErrors
 from glm5_deploy.config.load import adhoc, check_inventory, find_inventory, load_inventory, resolve
@@ -270,3 +271,29 @@ def test_a_file_wins_over_a_lock_that_ships(folder: Path) -> None:
     assert lock_path("vllm-1.2", folder) == folder / "vllm-1.2"
     with pytest.raises(UsageError, match=r"no lock is called `\./vllm-1\.3`"):
         lock_path("./vllm-1.3", folder)
+
+
+# --- what cannot be found ------------------------------------------------------------------------
+
+
+def test_an_unknown_profile_names_where_it_was_searched(folder: Path) -> None:
+    places = [Path("profiles"), Path("inventory/profiles")]
+    with pytest.raises(ConfigErrors) as caught:
+        adhoc("root@192.0.2.1", "my-model", places)
+    assert caught.value.problems[0].hint == (
+        "profiles: shipped-model, p, q; searched: profiles, inventory/profiles, and those that ship"
+    )
+    with pytest.raises(ConfigErrors, match="did you mean `shipped-model`"):
+        adhoc("root@192.0.2.1", "shiped-model", places)
+    with pytest.raises(ConfigErrors, match="searched: profiles, and those that ship"):
+        resolve(load_inventory(folder / "inventory.yml"), hosts=["bw1"], profile="my-model")
+
+
+def test_a_bare_name_without_an_inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("GLM5_INVENTORY", raising=False)
+    with pytest.raises(UsageError) as caught:
+        selection(None, ["gpu"], profile="tiny")
+    assert "`gpu`" in caught.value.message
+    assert "USER@gpu" in str(caught.value.hint)
