@@ -103,9 +103,8 @@ class Fleet:
 
         cancel, base = Cancel(), base_folder(self.inventory)
         names = [target.name for target in self.targets]
-        with Screen(
-            names, verbose=self.verbose > 0, quiet=self.json and not self.verbose
-        ) as screen:
+        quiet = self.json and not self.verbose
+        with Screen(names, command=self.command, verbose=self.verbose > 0, quiet=quiet) as screen:
 
             def one(target: Target) -> HostOutcome:
                 with closing(connect(target, self.inventory)) as host:

@@ -83,7 +83,7 @@ def up(
     options = Options(check=check, smoke=smoke, keep_releases=keep_releases)
     report, runs, seconds = _run(fleet, options)
     if check:
-        _show_plan(runs, diff=diff, json=json)
+        _show_plan(report, runs, diff=diff, json=json)
     else:
         keep_record(report, seconds)
         _remember(report, inventory_key(inventory))
@@ -149,12 +149,13 @@ def _remember(report: Report, key: str) -> None:
         remember_outcomes(key, {outcome.host: outcome.status for outcome in report.hosts})
 
 
-def _show_plan(runs: Mapping[str, HostRun], *, diff: bool, json: bool) -> None:
+def _show_plan(report: Report, runs: Mapping[str, HostRun], *, diff: bool, json: bool) -> None:
     from glm5_deploy.report.tables import make_console, render_plan
 
     if json:
         return
-    plans = {name: run.changes for name, run in runs.items()}
+    made = [outcome.host for outcome in report.hosts if outcome.status in {"changed", "unchanged"}]
+    plans = {name: runs[name].changes for name in made}
     render_plan(make_console(), plans, diff)
 
 

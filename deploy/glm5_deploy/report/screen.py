@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Self, TextIO
 
 from glm5_deploy.report.outcome import ChangeReport, Check, HostOutcome
 from glm5_deploy.report.text import colour, one_line, seconds
+from glm5_deploy.report.wording import prints_all, shown_status
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -58,6 +59,7 @@ class Screen:
 
     Args:
         hosts: their order in the table; others follow as they appear.
+        command: whose words are used for what came of a host.
         verbose: show every change, passed check and stage as a line of its own.
         quiet: show notes and failures alone.
         stream: for tests; default stderr.
@@ -68,6 +70,7 @@ class Screen:
         self,
         hosts: Sequence[str] = (),
         *,
+        command: str = "",
         verbose: bool = False,
         quiet: bool = False,
         stream: TextIO | None = None,
@@ -75,6 +78,7 @@ class Screen:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._verbose, self._quiet, self._clock = verbose, quiet, clock
+        self._command = command
         self._stream = sys.stderr if stream is None else stream
         dumb = os.environ.get("TERM") == "dumb"
         wanted = self._stream.isatty() and not dumb if live is None else live
@@ -146,8 +150,9 @@ class Screen:
         with self._lock:
             row = self._row(outcome.host)
             row.outcome, row.text, row.fraction = outcome, "", None
-            if not self._use_live and not self._quiet:
-                text = f"{outcome.status} in {seconds(outcome.seconds)}"
+            silent = self._quiet or (prints_all(self._command) and outcome.error is None)
+            if not self._use_live and not silent:
+                text = f"{shown_status(self._command, outcome)} in {seconds(outcome.seconds)}"
                 self._print(outcome.host, "", text, status_style(outcome.status))
             self._refresh()
 
@@ -232,7 +237,8 @@ class Screen:
 
         name = Text(one_line(host), style=colour(host))
         if row.outcome is not None:
-            status = Text(row.outcome.status, style=status_style(row.outcome.status))
+            word = shown_status(self._command, row.outcome)
+            status = Text(word, style=status_style(row.outcome.status))
             error = row.outcome.error
             detail = "" if error is None else one_line(error.message)
             return [name, status, Text(seconds(row.outcome.seconds)), Text(""), Text(detail)]

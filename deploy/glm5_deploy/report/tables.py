@@ -10,6 +10,7 @@ from glm5_deploy.report.columns import Fit, fitted_table
 from glm5_deploy.report.outcome import Check, HostOutcome, Report
 from glm5_deploy.report.screen import status_style
 from glm5_deploy.report.text import clean, colour, one_line, seconds
+from glm5_deploy.report.wording import change_count, counts_changes, prints_all, shown_status
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from glm5_deploy.stages.change import Change
 
 _CHECK_STYLES = {"passed": "green", "failed": "red", "skipped": "dim"}
-# What "unchanged" is called where a command changes nothing anyway.
-_READ_ONLY = {"smoke": "passed", "preflight": "ready", "status": "well"}
 _OUTCOMES = Fit(
     {"checks": 10, "host": 12, "release": 7},
     wraps=frozenset({"checks"}),
@@ -52,7 +51,7 @@ def print_report(
         rows = [c for c in outcome.checks if checks or _untold(outcome, c)]
         if rows:
             print_checks(console, outcome.host, rows)
-    if report.hosts:
+    if report.hosts and not prints_all(report.command):
         console.print(outcome_table(report, console.width))
     print_errors(console, report.hosts)
 
@@ -71,13 +70,12 @@ def outcome_table(report: Report, width: int) -> Table:
     """
     from rich.text import Text
 
-    well = _READ_ONLY.get(report.command)
     columns: dict[str, Callable[[HostOutcome], Text]] = {
         "host": lambda o: Text(one_line(o.host), style=colour(o.host)),
-        "status": lambda o: _status(o, well),
+        "status": lambda o: _status(report.command, o),
     }
-    if well is None:
-        columns["changes"] = lambda o: Text(_count(len(o.changes), "change"))
+    if counts_changes(report.command):
+        columns["changes"] = lambda o: Text(change_count(report.command, o))
     if any(outcome.checks for outcome in report.hosts):
         columns["checks"] = lambda o: Text(_check_counts(o.checks))
     if any(outcome.release for outcome in report.hosts):
@@ -87,11 +85,10 @@ def outcome_table(report: Report, width: int) -> Table:
     return fitted_table(rows, list(columns), _OUTCOMES, width)
 
 
-def _status(outcome: HostOutcome, well: str | None) -> Text:
+def _status(command: str, outcome: HostOutcome) -> Text:
     from rich.text import Text
 
-    text = well if well and outcome.status == "unchanged" else outcome.status
-    return Text(text, style=status_style(outcome.status))
+    return Text(shown_status(command, outcome), style=status_style(outcome.status))
 
 
 def _check_counts(checks: Sequence[Check]) -> str:

@@ -147,3 +147,18 @@ def test_many_threads() -> None:
     lines = stream.getvalue().splitlines()
     assert len(lines) == 400
     assert all("! note " in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        ("up", "bw1              changed in 1.0 s\n"),
+        ("plan", "bw1              would change in 1.0 s\n"),
+        ("unlock", ""),
+    ],
+)
+def test_what_came_of_a_host_in_the_commands_own_words(command: str, line: str) -> None:
+    stream = io.StringIO()
+    screen = Screen(["bw1"], command=command, stream=stream)
+    screen.finished(HostOutcome("bw1", "changed", seconds=1.0))
+    assert stream.getvalue() == line

@@ -136,6 +136,35 @@ def test_json_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
     assert captured.err == ""
 
 
+PLANNED = Report(
+    "plan",
+    (
+        HostOutcome("bw1", "changed", (ChangeReport("a", "write", "b"),)),
+        HostOutcome("bw2", "unreachable", error=ERROR),
+        HostOutcome("bw3", "unchanged"),
+    ),
+)
+
+
+def test_a_plan_says_what_would_be_and_nothing_of_hosts_without_one() -> None:
+    console, stream = shown()
+    print_report(PLANNED, False, console=console)
+    rows = [re.split(r"  +", line.strip()) for line in stream.getvalue().splitlines()[2:5]]
+    assert [row[:3] for row in rows] == [
+        ["bw1", "would change", "1 change"],
+        ["bw2", "unreachable", "–"],
+        ["bw3", "unchanged", "0 changes"],
+    ]
+
+
+@pytest.mark.parametrize("command", ["releases", "audit", "unlock"])
+def test_commands_that_only_read_print_errors_alone(command: str) -> None:
+    console, stream = shown()
+    hosts = (HostOutcome("bw1", "unchanged"), HostOutcome("bw2", "unreachable", error=ERROR))
+    print_report(Report(command, hosts), False, console=console)
+    assert stream.getvalue() == "bw2: no route\n  → is it up?\n"
+
+
 def test_plan_with_diff() -> None:
     console, stream = shown()
     diff = "--- a\n+++ b\n@@ -1 +1 @@\n-old [red]\n+new \x1b[2J\n"
