@@ -190,6 +190,8 @@ def unreachable(name: str, message: str, hint: str | None) -> HostOutcome:
 def _trouble(snapshot: Snapshot) -> str:
     if not snapshot.known:
         return "not deployed: there is no unit"
+    if snapshot.active == "inactive":
+        return "stopped"
     if snapshot.active != "active":
         return f"the unit is {snapshot.active} ({snapshot.sub})"
     if snapshot.health is None:
@@ -198,6 +200,6 @@ def _trouble(snapshot: Snapshot) -> str:
 
 
 def _hint(name: str, snapshot: Snapshot) -> str:
-    if not snapshot.known:
+    if not snapshot.known or snapshot.active == "inactive":
         return f"glm5-deploy up --host {name}"
     return f"glm5-deploy logs --host {name} --explain"

@@ -89,12 +89,17 @@ def test_no_gpu_in_an_error_message(line: str) -> None:
         ("active", 503, "/health answers 503"),
         ("active", None, "the unit runs, but nothing answers /health yet"),
         ("failed", None, "the unit is failed (dead)"),
+        ("inactive", None, "stopped"),
     ],
 )
 def test_outcome(active: str, health: int | None, message: str | None) -> None:
     row = outcome("bw1", Snapshot(known=True, active=active, sub="dead", health=health))
     assert (row.error and row.error.message) == message
     assert row.to_json()["ok"] is (message is None)
+    if row.error is not None:
+        after_down = "glm5-deploy up --host bw1"
+        explained = "glm5-deploy logs --host bw1 --explain"
+        assert row.error.hint == (after_down if active == "inactive" else explained)
 
 
 GPUS = tuple(Gpu(index, "x", 71000, 97887, 90) for index in range(8))
