@@ -33,7 +33,8 @@ def ssh_words(target: Target, *options: str) -> list[str]:
 def usage_lines(target: Target) -> list[str]:
     """The URL on the host, and a line for a shell here that asks the server something.
 
-    A server on loopback is reached through a tunnel that closes by itself. A key travels on
+    A server on loopback is reached through a tunnel that closes by itself, and that keeps no
+    pipe of the shell open meanwhile. A key travels on
     curl's standard input, so that no process list shows it.
     """
     serve, name = target.profile.serve, target.profile.served_model_name
@@ -48,7 +49,7 @@ def _tunnel(target: Target) -> str:
     inside = _bracketed(_WILDCARDS.get(serve.host, serve.host))
     forward = f"127.0.0.1:{serve.port}:{inside}:{serve.port}"
     words = ssh_words(target, "-f", "-o", "ExitOnForwardFailure=yes", "-L", forward)
-    return f"{shlex.join([*words, 'sleep', str(_TUNNEL_SECONDS)])} && "
+    return f"{shlex.join([*words, 'sleep', str(_TUNNEL_SECONDS)])} >/dev/null && "
 
 
 def _question(target: Target) -> str:

@@ -19,7 +19,9 @@ def test_a_loopback_server_is_asked_through_a_tunnel() -> None:
     where, line = usage_lines(target({"address": "h", "user": "u", "port": 2222}))
     assert where == "bw1: http://127.0.0.1:8000/v1 (model m)"
     assert line.startswith("  ssh -f -o ExitOnForwardFailure=yes -L 127.0.0.1:8000:127.0.0.1:8000 ")
-    assert " -p 2222 u@h sleep 30 && curl -sS http://127.0.0.1:8000/v1/completions " in line
+    assert (
+        " -p 2222 u@h sleep 30 >/dev/null && curl -sS http://127.0.0.1:8000/v1/completions " in line
+    )
 
 
 def test_a_private_address_is_asked_directly() -> None:
