@@ -38,6 +38,7 @@ def site(tmp_path: Path) -> Path:
     [
         (("up", "--host", "nope"), "nope"),
         (("status", "-i", "missing.yml"), "missing.yml"),
+        (("smoke", "--junit", "missing/rows.xml"), "there is no folder missing"),
         (("plan", "-i", "bad.yml"), "unknown key"),
         (("up", "--bogus"), "--bogus"),
         (("up", "--forks", "many"), "--forks"),

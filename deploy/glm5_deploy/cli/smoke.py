@@ -41,11 +41,21 @@ def smoke(
 
     Nothing is changed. Example: glm5-deploy smoke --host bw1 --junit smoke.xml
     """
+    if junit is not None:
+        _check_folder(junit)
     targets = selection(inventory, host, group, profile)
     report = Fleet("smoke", targets, inventory, json, verbose, forks).run(_prove)
     if junit is not None:
         _write(junit, report.hosts)
     finish(report, json=json, checks=True)
+
+
+def _check_folder(path: Path) -> None:
+    """Say before the test, not after it, that its rows could not be written."""
+    from glm5_deploy.errors import UsageError
+
+    if not path.parent.is_dir():
+        raise UsageError(f"--junit {path}: there is no folder {path.parent}", "make it first")
 
 
 def _prove(job: Job) -> HostOutcome:

@@ -21,12 +21,11 @@ def junit_xml(outcomes: Sequence[HostOutcome]) -> bytes:
 
 
 def write_junit(path: Path, outcomes: Sequence[HostOutcome]) -> None:
-    """Write the document; folders are made.
+    """Write the document.
 
     Raises:
-        OSError: the file cannot be written.
+        OSError: the file cannot be written, for instance because its folder is missing.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(junit_xml(outcomes))
 
 
