@@ -128,7 +128,7 @@ class View:
             told = {"host": entry.host, "explanation": found.to_json()}
             print(json_module.dumps(told, ensure_ascii=False), flush=True)
         elif found is not None:
-            print_explanation(self._out, entry.host, found)
+            print_explanation(self._out, entry.host, found, time.time())
 
     def remark(self, host: str, text: str, style: str = "yellow") -> None:
         """Print something about a host on stderr."""
@@ -170,7 +170,7 @@ class View:
         for host, entries in found.items():
             known = explained(entries)
             for each in known:
-                print_explanation(self._out, host, each)
+                print_explanation(self._out, host, each, time.time())
             if not known and entries:
                 self.remark(host, f"no known failure in {len(entries)} lines", "green")
 
@@ -189,14 +189,14 @@ class View:
     def _feed(self, entry: Entry) -> Explanation | None:
         from glm5_deploy.logs.explain import Explainer
 
-        return self._explainers.setdefault(entry.host, Explainer()).feed(entry.message)
+        return self._explainers.setdefault(entry.host, Explainer()).feed(entry.message, entry.time)
 
 
 def explained(entries: Sequence[Entry]) -> list[Explanation]:
     """Known failures among entries."""
-    from glm5_deploy.logs.explain import explain
+    from glm5_deploy.logs.explain import explain_timed
 
-    return explain(line for entry in entries for line in entry.message.split("\n"))
+    return explain_timed((line, each.time) for each in entries for line in each.message.split("\n"))
 
 
 @dataclass(frozen=True)

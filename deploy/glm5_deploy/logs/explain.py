@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any, Literal, get_args
 
@@ -36,6 +36,7 @@ class Explanation:
     Args:
         line: the first line that matched, whole.
         count: how many lines matched.
+        first, last: when, in seconds since the epoch; None where the lines have no times.
     """
 
     name: str
@@ -44,6 +45,8 @@ class Explanation:
     remedy: str
     line: str
     count: int = 1
+    first: float | None = None
+    last: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -91,17 +94,21 @@ class Explainer:
         self._seen_before: set[str] = set()
         self._found: dict[str, Explanation] = {}
 
-    def feed(self, line: str) -> Explanation | None:
-        """The failure that this line names for the first time, or None."""
+    def feed(self, line: str, at: float | None = None) -> Explanation | None:
+        """The failure that this line names for the first time, or None.
+
+        Args:
+            at: when the line was written, in seconds since the epoch.
+        """
         found = next((row for row in known_failures() if self._matches(row, line)), None)
         self._remember(line)
         if found is None:
             return None
         earlier = self._found.get(found.name)
         if earlier is not None:
-            self._found[found.name] = _counted(earlier)
+            self._found[found.name] = replace(earlier, count=earlier.count + 1, last=at)
             return None
-        new = Explanation(found.name, found.severity, found.cause, found.remedy, line)
+        new = Explanation(found.name, found.severity, found.cause, found.remedy, line, 1, at, at)
         self._found[found.name] = new
         return new
 
@@ -121,15 +128,14 @@ class Explainer:
                 self._seen_before.add(row.name)
 
 
-def _counted(earlier: Explanation) -> Explanation:
-    from dataclasses import replace
-
-    return replace(earlier, count=earlier.count + 1)
-
-
 def explain(lines: Iterable[str]) -> list[Explanation]:
     """Known failures among log lines, causes before symptoms; empty where none is known."""
+    return explain_timed((line, None) for line in lines)
+
+
+def explain_timed(lines: Iterable[tuple[str, float | None]]) -> list[Explanation]:
+    """As `explain`, for lines with the times at which they were written."""
     explainer = Explainer()
-    for line in lines:
-        explainer.feed(line)
+    for line, at in lines:
+        explainer.feed(line, at)
     return explainer.found()

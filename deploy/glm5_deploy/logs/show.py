@@ -51,14 +51,21 @@ def _style(entry: Entry) -> str:
     return ""
 
 
-def print_explanation(console: Console, host: str, found: Explanation) -> None:
-    """What happened, why, what to do, and the line that shows it."""
+def _span(first: float, last: float, now: float) -> str:
+    start, end = _stamp(first, now), _stamp(last, now)
+    return start if start == end else f"{start} to {end}"
+
+
+def print_explanation(console: Console, host: str, found: Explanation, now: float) -> None:
+    """What happened and when, why, what to do, and the line that shows it."""
     from rich.text import Text
 
     title = Text(f"{clean(host)}: ", style=colour(host))
     title.append(found.name, style=_SEVERITY_STYLES[found.severity])
-    if found.count > 1:
-        title.append(f"  ({found.count} lines)", style="dim")
+    told = [f"{found.count} lines"] if found.count > 1 else []
+    told += [_span(found.first, found.last, now)] if found.first and found.last else []
+    if told:
+        title.append(f"  ({', '.join(told)})", style="dim")
     console.print(title)
     body = Text(f"  {found.cause}\n")
     body.append(f"  → {found.remedy}\n", style="yellow")

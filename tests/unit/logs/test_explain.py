@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
+import time
 from pathlib import Path
 
 import pytest
 import yaml
-from glm5_deploy.logs.explain import Explainer, explain, known_failures
+from glm5_deploy.logs.explain import Explainer, explain, explain_timed, known_failures
 from glm5_deploy.logs.progress import parse_progress
+from glm5_deploy.logs.show import print_explanation
+from rich.console import Console
 
 HERE = Path(__file__).parent
 SHOWN: dict[str, list[str]] = yaml.safe_load((HERE / "failures.yml").read_text())
@@ -66,3 +70,33 @@ def test_following_tells_each_failure_once() -> None:
 @pytest.mark.parametrize(("line", "text", "fraction"), PROGRESS)
 def test_progress(line: str, text: str | None, fraction: float | None) -> None:
     assert parse_progress(line) == (None if text is None else (text, fraction))
+
+
+def test_when_a_failure_was_seen_is_told() -> None:
+    explainer = Explainer()
+    for at in (3600.0, 7200.0, 7260.0):
+        explainer.feed(SHOWN["port-in-use"][0], at)
+    (found,) = explainer.found()
+    assert (found.count, found.first, found.last) == (3, 3600.0, 7260.0)
+    assert set(found.to_json()) == {"name", "severity", "cause", "remedy", "line", "count"}
+
+
+@pytest.mark.parametrize(
+    ("times", "title"),
+    [
+        ([3600.0, 7260.0], "bw1: port-in-use  (2 lines, 01:00:00 to 02:01:00)"),
+        ([3600.0], "bw1: port-in-use  (01:00:00)"),
+        ([None], "bw1: port-in-use"),
+    ],
+)
+def test_the_title_says_when(
+    times: list[float | None], title: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    (found,) = explain_timed((SHOWN["port-in-use"][0], at) for at in times)
+    stream = io.StringIO()
+    print_explanation(Console(file=stream, width=80, highlight=False), "bw1", found, 8000.0)
+    monkeypatch.undo()
+    time.tzset()
+    assert stream.getvalue().splitlines()[0] == title

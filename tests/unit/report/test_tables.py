@@ -70,7 +70,7 @@ def test_commands_in_hints_are_whole_on_a_narrow_screen() -> None:
 def test_an_explanation_is_whole_on_a_narrow_screen() -> None:
     console, stream = shown(40)
     found = Explanation("x", "error", "A cause.", f"Run {COMMAND}", "a log line " * 9)
-    print_explanation(console, "bw1", found)
+    print_explanation(console, "bw1", found, 0.0)
     expected = ["bw1: x", "  A cause.", f"  → Run {COMMAND}", f"  {('a log line ' * 9).strip()}"]
     assert stream.getvalue().splitlines() == expected
 
