@@ -46,8 +46,8 @@ commands that go on (`logs -f`, `status --watch`) print one JSON object a line.
 The [quick start](index.md#exit-codes) has the exit codes,
 [operations](operations.md#json-documents) the shapes of the documents.
 
-`glm5-deploy --install-completion` adds completion to your shell; it knows the host and group names
-of your inventory.
+`glm5-deploy --install-completion` adds completion to your shell; it knows the hosts,
+groups and profiles of your inventory.
 """
 SECTIONS: tuple[tuple[str, type[BaseModel], str], ...] = (
     ("The inventory file", models.Inventory, ""),
@@ -202,10 +202,10 @@ def _options(command: Any) -> str:  # noqa: ANN401
 def _option(param: Any) -> str:  # noqa: ANN401
     name, counted = param.name.upper(), getattr(param, "count", False)
     if not param.opts[0].startswith("-"):
-        names, value = f"`{name}`", ""
+        names, value = f"`{param.metavar or name}`", ""
     else:
         names = ", ".join(f"`{text}`" for text in sorted(param.opts, key=len, reverse=True))
-        value = "" if param.is_flag or counted else f" `{name}`"
+        value = "" if param.is_flag or counted else f" `{param.metavar}`".replace("|", "\\|")
     unsaid = param.default is None or param.default is False or counted
     default = "" if unsaid else f"`{param.default}`"
     return f"| {names}{value} | {default} | {_cell(param.help or '')} |"

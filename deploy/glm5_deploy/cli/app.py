@@ -11,10 +11,12 @@ from typing import Annotated, NoReturn
 import typer
 
 from glm5_deploy import __version__
+from glm5_deploy.cli.help import Group
 from glm5_deploy.errors import ExitCode, Glm5Error
 
 app = typer.Typer(
     name="glm5-deploy",
+    cls=Group,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,

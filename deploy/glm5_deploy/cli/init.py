@@ -19,7 +19,9 @@ T = TypeVar("T")
 
 
 def init(
-    directory: Annotated[Path, typer.Argument(help="Folder to write inventory.yml into.")] = Path(),
+    directory: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Folder to write inventory.yml into.")
+    ] = Path(),
     host: Annotated[
         list[str] | None,
         typer.Option("--host", help="NAME=user@address[:port]; repeatable."),

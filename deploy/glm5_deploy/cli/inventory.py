@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from glm5_deploy.cli.help import Group
 from glm5_deploy.cli.options import GroupOption, HostOption, InventoryOption, JsonOption
 
 if TYPE_CHECKING:
@@ -133,7 +134,10 @@ def _count(things: Sized, noun: str) -> str:
 def register(app: typer.Typer) -> None:
     """Add this module's commands."""
     group = typer.Typer(
-        no_args_is_help=True, rich_markup_mode=None, help="Look at the inventory; no connection."
+        cls=Group,
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        help="Look at the inventory; no connection.",
     )
     group.command()(check)
     group.command()(show)

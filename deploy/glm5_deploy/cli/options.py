@@ -29,6 +29,18 @@ def complete_groups(context: typer.Context, incomplete: str) -> list[str]:
     return _complete(context, incomplete, group_names)
 
 
+def complete_profiles(context: typer.Context, incomplete: str) -> list[str]:
+    """Profiles beside the inventory (or here) and those that ship, for the shell's completion."""
+    from glm5_deploy.config.load import known_profiles
+    from glm5_deploy.errors import Glm5Error
+
+    try:
+        names = known_profiles(context.params.get("inventory"))
+    except Glm5Error:
+        return []
+    return [name for name in names if name.startswith(incomplete)]
+
+
 def _complete(
     context: typer.Context, incomplete: str, names: Callable[[Path], list[str]]
 ) -> list[str]:
@@ -45,7 +57,10 @@ def _complete(
 InventoryOption = Annotated[
     Path | None,
     typer.Option(
-        "--inventory", "-i", help="Inventory file; default: $GLM5_INVENTORY or inventory.yml here."
+        "--inventory",
+        "-i",
+        help="Inventory file; default: $GLM5_INVENTORY, else inventory.yml or"
+        " inventory/inventory.yml here, else ~/.config/glm5-deploy/inventory.yml.",
     ),
 ]
 HostOption = Annotated[
@@ -61,7 +76,12 @@ GroupOption = Annotated[
     typer.Option("--group", help="Group name; repeatable.", autocompletion=complete_groups),
 ]
 ProfileOption = Annotated[
-    str | None, typer.Option("--profile", help="Serve this profile instead of the inventory's.")
+    str | None,
+    typer.Option(
+        "--profile",
+        help="Serve this profile instead of the inventory's.",
+        autocompletion=complete_profiles,
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 VerboseOption = Annotated[int, typer.Option("--verbose", "-v", count=True, help="Say more.")]

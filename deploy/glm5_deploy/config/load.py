@@ -79,6 +79,19 @@ def find_inventory(explicit: Path | None) -> Path | None:
     return next((path for path in usual if path.is_file()), None)
 
 
+def known_profiles(explicit: Path | None) -> list[str]:
+    """Names of profiles that a command can be told, sound or not.
+
+    Raises:
+        UsageError: see `find_inventory`; or the inventory does not parse.
+    """
+    path = find_inventory(explicit)
+    here = [Path("profiles"), Path("inventory/profiles")]
+    places = here if path is None else _profile_places(read_parts(path.absolute())[0])
+    own, _ = load_profiles(profile_files(places))
+    return sorted({**shipped_profiles(), **own})
+
+
 # --- loading -------------------------------------------------------------------------------------
 
 

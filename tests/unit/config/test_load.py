@@ -10,7 +10,14 @@ import pytest
 from glm5_deploy.cli.options import selection
 from glm5_deploy.config.address import Address, parse_address
 from glm5_deploy.config.errors import ConfigErrors
-from glm5_deploy.config.load import adhoc, check_inventory, find_inventory, load_inventory, resolve
+from glm5_deploy.config.load import (
+    adhoc,
+    check_inventory,
+    find_inventory,
+    known_profiles,
+    load_inventory,
+    resolve,
+)
 from glm5_deploy.config.locks import lock_path
 from glm5_deploy.config.names import group_names, host_names
 from glm5_deploy.errors import ExitCode, UsageError
@@ -297,3 +304,15 @@ def test_a_bare_name_without_an_inventory(tmp_path: Path, monkeypatch: pytest.Mo
         selection(None, ["gpu"], profile="tiny")
     assert "`gpu`" in caught.value.message
     assert "USER@gpu" in str(caught.value.hint)
+
+
+def test_profiles_for_completion(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GLM5_INVENTORY", raising=False)
+    monkeypatch.setenv("HOME", str(folder))
+    assert known_profiles(None) == ["p", "q", "shipped-model"]
+    (folder / "inventory.yml").write_text("profiles: [profiles/q.yaml]\n")
+    assert known_profiles(None) == ["q", "shipped-model"]
+    (folder / "inventory.yml").unlink()
+    assert known_profiles(None) == ["p", "q", "shipped-model"]
+    (folder / "profiles/broken.yml").write_text("name: [\n")
+    assert known_profiles(None) == ["p", "q", "shipped-model"]
