@@ -37,6 +37,8 @@ def render(
 ) -> None:
     """Show the unit, environment and profile of each host's release; secrets stay masked.
 
+    Where there are secrets, RELEASE stands for the release's id, which depends on them.
+
     Example: glm5-deploy render --host bw1 --output rendered/
     """
     files = {t.name: _files(t) for t in selection(inventory, host, group, profile)}
@@ -56,10 +58,15 @@ def _files(target: Target) -> dict[str, str]:
     desired = build_desired(
         target, resolve_secret=lambda _: Secret(MASK), kernel_wheel=kernel_wheel, manifest=manifest
     )
-    return {
+    release = desired.release
+    files = {
         file.name: file.content.value if isinstance(file.content, Secret) else file.content
-        for file in desired.release.files
+        for file in release.files
     }
+    if not target.profile.secrets:
+        return files
+    # The id depends on what the secrets are, so the one made here is no release's.
+    return {name: text.replace(release.identifier, "RELEASE") for name, text in files.items()}
 
 
 def _write(files: dict[str, dict[str, str]], output: Path) -> None:
