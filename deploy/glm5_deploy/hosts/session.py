@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
+import errno
 import functools
 import itertools
 import logging
@@ -249,7 +250,12 @@ def _dial(route: Route, remember: Callable[[Callable[[], None]], None]) -> socke
             f"{route.port} through? (connection.connect_timeout sets the limit)",
         ) from error
     except OSError as error:
-        raise unreachable(route, error.strerror or str(error)) from error
+        no_way = error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH)
+        hint = (
+            "is the machine up, and the address right? connection.proxy_jump leads into networks"
+            " that this machine does not reach"
+        )
+        raise unreachable(route, error.strerror or str(error), hint if no_way else None) from error
     stream.settimeout(None)
     return stream
 

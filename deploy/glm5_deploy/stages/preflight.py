@@ -220,12 +220,19 @@ def gpus(desired: Desired, observed: Observed) -> Check:
         hint = "install or repair the NVIDIA driver; `nvidia-smi` must work on the host"
         return failed("gpus", observed.system.gpus.problem, hint)
     if len(found) < wanted.count:
-        hint = "lower gpus.count with tensor-parallel-size, or use another host"
+        hint = f"lower {_count_of_gpus(desired)}, or use another host"
         return failed("gpus", f"{len(found)} found, {wanted.count} wanted", hint)
     problem = next(_gpu_problems(desired, observed), None)
     if problem is not None:
         return failed("gpus", *problem)
     return passed("gpus", f"{len(found)} × {found[0].name}")
+
+
+def _count_of_gpus(desired: Desired) -> str:
+    """Where the number is said: profiles that several sizes of hosts share take a variable."""
+    if "gpus" in desired.target.settings.vars:
+        return "vars.gpus"
+    return "gpus.count with tensor-parallel-size (or the variable that the profile takes them from)"
 
 
 def _gpu_problems(desired: Desired, observed: Observed) -> Iterator[tuple[str, str]]:

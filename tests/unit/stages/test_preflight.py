@@ -117,6 +117,16 @@ def test_gpus(spec: dict[str, Any], found: GpuFacts, detail: str) -> None:
     assert row.hint
 
 
+@pytest.mark.parametrize(
+    ("settings", "advice"),
+    [({}, "lower gpus.count with tensor-parallel"), ({"vars": {"gpus": 8}}, "lower vars.gpus, or")],
+)
+def test_too_few_gpus_says_what_to_lower(settings: dict[str, Any], advice: str) -> None:
+    row = problems(desired(gpus={"count": 8}, settings=settings), bare())["gpus"]
+    assert row.hint is not None
+    assert row.hint.startswith(advice)
+
+
 def test_a_model_must_be_there() -> None:
     wanted = replace(desired(model={"name": "m", "path": "/data/m"}), manifest=None)
     assert "no files in /data/m" in problems(wanted, bare())["model"].detail
