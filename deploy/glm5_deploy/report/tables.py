@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from glm5_deploy.stages.change import Change
 
 _CHECK_STYLES = {"passed": "green", "failed": "red", "skipped": "dim"}
+# Commands whose few changes no line of the run has named.
+_LISTED = {"down"}
+_PAST = {"stop": "stopped", "remove": "removed"}
 _OUTCOMES = Fit(
     {"checks": 10, "host": 12, "release": 7},
     wraps=frozenset({"checks"}),
@@ -53,7 +56,20 @@ def print_report(
             print_checks(console, outcome.host, rows)
     if report.hosts and not prints_all(report.command):
         console.print(outcome_table(report, console.width))
+    if report.command in _LISTED:
+        _print_done(console, report.hosts)
     print_errors(console, report.hosts)
+
+
+def _print_done(console: Console, outcomes: Iterable[HostOutcome]) -> None:
+    from rich.text import Text
+
+    for outcome in outcomes:
+        for change in outcome.changes:
+            line = Text(f"{one_line(outcome.host)}: ", style=colour(outcome.host))
+            line.append(f"{_PAST.get(change.action, change.action)} ", style="yellow")
+            line.append(one_line(change.target), style="default")
+            console.print(line, soft_wrap=True)
 
 
 def _untold(outcome: HostOutcome, check: Check) -> bool:

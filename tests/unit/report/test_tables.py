@@ -165,6 +165,16 @@ def test_commands_that_only_read_print_errors_alone(command: str) -> None:
     assert stream.getvalue() == "bw2: no route\n  → is it up?\n"
 
 
+def test_down_says_what_was_stopped_and_removed() -> None:
+    changes = (
+        ChangeReport("service", "stop", "glm5.service"),
+        ChangeReport("system", "remove", "/opt/glm5/venvs"),
+    )
+    console, stream = shown()
+    print_report(Report("down", (HostOutcome("bw1", "changed", changes),)), False, console=console)
+    assert stream.getvalue().endswith("bw1: stopped glm5.service\nbw1: removed /opt/glm5/venvs\n")
+
+
 def test_plan_with_diff() -> None:
     console, stream = shown()
     diff = "--- a\n+++ b\n@@ -1 +1 @@\n-old [red]\n+new \x1b[2J\n"
