@@ -143,7 +143,7 @@ class View:
     def error(self, host: str, error: Glm5Error) -> None:
         """Print why a host shows nothing."""
         hint = f"\n  → {error.hint}" if error.hint else ""
-        self.remark(host, f"{error.message}{hint}", "red")
+        self.remark(host, f"error: {error.message.removeprefix(f'{host}: ')}{hint}", "red")
 
     def all(self, found: dict[str, list[Entry]], errors: dict[str, Glm5Error]) -> None:
         """Print what was read: all hosts merged in time order, then the explanations."""

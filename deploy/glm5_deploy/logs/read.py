@@ -15,6 +15,7 @@ from glm5_deploy.logs.journal import Entry, Query, journal_command, parse_entry
 _BACKOFF = (1.0, 2.0, 5.0, 10.0, 30.0)
 # What journalctl says of a wrong question, on every host alike.
 _WRONG_QUERY = ("Failed to parse timestamp", "Bad pattern", "Failed to compile")
+_TIMES = '--since and --until take "1 hour ago", today, yesterday, 18:00 or "2026-11-29 18:00"'
 # What it says of itself and its reader; said better by `Access`.
 _CHATTER = ("Hint: ", "Users in ", "Pass -q", "-- ", "Failed to determine whether")
 
@@ -110,7 +111,7 @@ class Journal:
 
     def _remark(self, text: str) -> None:
         if any(part in text for part in _WRONG_QUERY):
-            raise UsageError(f"{self.host.name}: {text}")
+            raise UsageError(f"{self.host.name}: {text}", _TIMES if "timestamp" in text else None)
         if text.strip() and not text.startswith(_CHATTER):
             self.say(text)
 

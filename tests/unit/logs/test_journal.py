@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 import pytest
+from glm5_deploy.cli.logs import View
 from glm5_deploy.config.models import Target
 from glm5_deploy.errors import SudoRefusedError, UnreachableError, UsageError
 from glm5_deploy.hosts.fake import Expected, FakeHost
@@ -165,8 +166,14 @@ def test_a_question_that_journalctl_refuses(target: Target) -> None:
     host = FakeHost(
         expected=[Expected("sh", "root\npersistent\nloaded"), Expected("journalctl", lines=(line,))]
     )
-    with pytest.raises(UsageError, match="Failed to parse timestamp: yesterdaz"):
+    with pytest.raises(UsageError, match="Failed to parse timestamp: yesterdaz") as caught:
         journal(host, target, since="yesterdaz")[0].read()
+    assert "1 hour ago" in (caught.value.hint or "")
+
+
+def test_an_error_of_a_host_is_called_one(capsys: pytest.CaptureFixture[str]) -> None:
+    View([], json=False, explain=False, show=True).error("bw1", UsageError("bw1: no", "do so"))
+    assert capsys.readouterr().err == "bw1 error: no\n  → do so\n"
 
 
 @pytest.fixture
