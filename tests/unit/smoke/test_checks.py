@@ -15,6 +15,7 @@ from glm5_deploy.hosts.command import Secret
 from glm5_deploy.hosts.host import Host
 from glm5_deploy.report.events import Silent
 from glm5_deploy.report.outcome import Check
+from glm5_deploy.smoke.api import Api
 from glm5_deploy.smoke.run import run_smoke
 
 CASES: dict[str, dict[str, Any]] = yaml.safe_load(
@@ -119,6 +120,26 @@ def test_unreadable_journal(serve: Server, smoke: Smoke) -> None:
 def test_prompt_longer_than_the_model_takes(serve: Server, smoke: Smoke) -> None:
     rows = smoke(serve("--max-model-len", "64", smoke=SMOKE), api_key=None)
     assert rows["long prompt"].detail == "106 tokens do not fit into max_model_len 64"
+
+
+def test_no_tokenizer_is_given_a_long_text(
+    serve: Server, smoke: Smoke, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    post, texts = Api.post, []
+
+    def noted(api: Api, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        texts.append(str(body["prompt"]) if path == "/tokenize" else "")
+        return post(api, path, body)
+
+    monkeypatch.setattr(Api, "post", noted)
+    row = smoke(serve(smoke={"prompt_tokens": 2000}), api_key=None)["long prompt"]
+    assert (row.status, row.detail) == ("passed", "2000 tokens")
+    assert 0 < max(len(text) for text in texts) < 100
+
+
+def test_a_log_that_names_no_backend_is_not_quoted(serve: Server, smoke: Smoke) -> None:
+    row = smoke(serve(), api_key=None, journal="INFO something else\n")["attention backend"]
+    assert (row.status, row.detail) == ("skipped", "the profile expects none")
 
 
 def test_deadline_in_the_past(serve: Server, smoke: Smoke) -> None:
