@@ -132,7 +132,8 @@ class Reading:
             self.lines.append(line)
             return
         self.moved = int(found[1].replace(",", ""))
-        progress(found[3], int(found[2]) / 100)
+        if not found[3].startswith("0.00"):  # No rate yet: nothing worth a line.
+            progress(found[3], int(found[2]) / 100)
 
     def stats(self) -> RsyncStats:
         """The closing statistics."""

@@ -170,7 +170,7 @@ class Screen:
         if not first and now - row.printed < interval:
             return
         row.printed, row.printed_text = now, name
-        done = "" if row.fraction is None else f" {row.fraction:.0%}"
+        done = f" {row.fraction:.0%}" if row.fraction else ""
         self._print(host, row.stage, f"{row.text}{done}", "")
 
     def _get_console(self) -> Console:

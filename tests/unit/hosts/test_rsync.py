@@ -64,6 +64,7 @@ def test_progress_and_statistics() -> None:
     reading, seen = Reading(), []
     for line in (
         "",
+        "              0   0%    0.00kB/s    0:00:00 (xfr#0, to-chk=4/4)",
         "         32,768   1%   31.25MB/s    0:00:00 (xfr#1, to-chk=2/4)",
         "      3000003 100%   23.07MB/s    0:00:00 (xfr#3, to-chk=0/4)",
         "Number of files: 4 (reg: 3, dir: 1)",

@@ -48,7 +48,7 @@ def test_plain_progress_is_rate_limited() -> None:
         clock.now = percent / 10
         screen.progress("bw1", f"{percent}/100 files", percent / 100)
     assert stream.getvalue().splitlines() == [
-        "bw1  model       0/100 files 0%",
+        "bw1  model       0/100 files",
         "bw1  model       50/100 files 50%",
     ]
 
