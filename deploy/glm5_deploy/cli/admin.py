@@ -117,11 +117,22 @@ def _print_entries(name: str, entries: list[dict[str, Any]], *, json: bool) -> N
     for entry in entries:
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.get("at", 0)))
         rest = " ".join(
-            f"{key}={value}"
+            f"{key}={_shown(value)}"
             for key, value in entry.items()
             if key not in {"at", "action", "command"} and value is not None
         )
         typer.echo(f"{name}  {at}  {entry.get('action', entry.get('command', '?'))}  {rest}")
+
+
+def _shown(value: object) -> str:
+    """A value on one line; of hosts, what came of each and the release it has."""
+    if not isinstance(value, dict):
+        return str(value)
+    shown = []
+    for name, found in value.items():
+        fields = found.values() if isinstance(found, dict) else [found]
+        shown.append(":".join([str(name), *(str(field) for field in fields if field is not None)]))
+    return ",".join(shown)
 
 
 def register(app: typer.Typer) -> None:

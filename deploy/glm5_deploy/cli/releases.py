@@ -36,7 +36,8 @@ def releases(
     json: JsonOption = False,
     verbose: VerboseOption = 0,
 ) -> None:
-    """List the releases on hosts: which is current, which is previous, which awaits confirmation.
+    """List the releases on hosts: the current one, the previous, the one that awaits confirmation,
+    the one that was taken back last.
 
     Example: glm5-deploy releases --host bw1
     """
@@ -64,6 +65,7 @@ def _row(name: str, deployed: DeploymentFacts) -> dict[str, Any]:
         "current": name == deployed.current,
         "previous": name == deployed.previous,
         "unconfirmed": name == pending.get("release"),
+        "reverted": name == (deployed.reverted or {}).get("reverted"),
     }
     return {"id": name, "roles": [role for role, holds in roles.items() if holds]}
 
