@@ -104,7 +104,9 @@ def complete(wanted: Desired) -> Observed:
 
     paths, release = wanted.paths, wanted.release
     observed = bare()
-    files = {str(paths.library / name): program(name).decode() for name in PROGRAMS}
+    files: dict[str, str | None] = {
+        str(paths.library / name): program(name).decode() for name in PROGRAMS
+    }
     files[str(paths.unit_file)] = release.text("unit")
     files[str(paths.current / "unit")] = release.text("unit")
     files[str(paths.current / "environment")] = release.text("environment")

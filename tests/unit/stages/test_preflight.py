@@ -118,6 +118,18 @@ def test_gpus(spec: dict[str, Any], found: GpuFacts, detail: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("command", "refused"),
+    [(["/opt/vllm/bin/vllm", "serve", "{model}"], False), (["{python}", "/srv/serve.py"], True)],
+)
+def test_the_version_of_python_matters_only_to_engines_that_run_on_it(
+    command: list[str], refused: bool
+) -> None:
+    wanted = desired(engine={"python": "3.12", "command": command})
+    observed = replace(bare(), system=system(tools={}))
+    assert ("python" in problems(wanted, observed)) is refused
+
+
+@pytest.mark.parametrize(
     ("settings", "advice"),
     [({}, "lower gpus.count with tensor-parallel"), ({"vars": {"gpus": 8}}, "lower vars.gpus, or")],
 )
