@@ -114,9 +114,9 @@ class Screen:
     def stage(self, host: str, stage: str) -> None:
         with self._lock:
             row = self._row(host)
+            if self._verbose and stage != row.stage:
+                self._print(host, stage, f"begins after {seconds(self._clock() - row.started)}", "")
             row.stage, row.text, row.fraction = stage, "", None
-            if self._verbose and not self._use_live:
-                self._print(host, stage, "", "dim")
             self._refresh()
 
     def change(self, host: str, change: ChangeReport) -> None:
@@ -151,8 +151,10 @@ class Screen:
             row = self._row(outcome.host)
             row.outcome, row.text, row.fraction = outcome, "", None
             silent = self._quiet or (prints_all(self._command) and outcome.error is None)
-            if not self._use_live and not silent:
+            if (self._verbose or not self._use_live) and not silent:
                 text = f"{shown_status(self._command, outcome)} in {seconds(outcome.seconds)}"
+                trips = outcome.data.get("round_trips") if self._verbose else None
+                text += f", {trips} round trips" if trips is not None else ""
                 self._print(outcome.host, "", text, status_style(outcome.status))
             self._refresh()
 

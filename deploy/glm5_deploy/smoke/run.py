@@ -47,7 +47,9 @@ def _all(context: Context, events: Events) -> tuple[Check, ...]:
     reason: str | None = None
     probes = suite(context)
     for number, (name, probe) in enumerate(probes):
-        events.progress(context.host.name, f"smoke: {name}", number / len(probes))
+        events.progress(
+            context.host.name, f"check {number + 1}/{len(probes)}: {name}", number / len(probes)
+        )
         if reason is not None:
             row = Check(name, "skipped", reason)
         elif time.monotonic() > context.api.deadline:

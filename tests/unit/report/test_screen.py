@@ -162,3 +162,16 @@ def test_what_came_of_a_host_in_the_commands_own_words(command: str, line: str) 
     screen = Screen(["bw1"], command=command, stream=stream)
     screen.finished(HostOutcome("bw1", "changed", seconds=1.0))
     assert stream.getvalue() == line
+
+
+def test_verbose_says_when_a_stage_began_and_what_the_connection_did() -> None:
+    screen, stream, clock = plain(verbose=True)
+    for moment, stage in ((0.5, "preflight"), (0.7, "preflight"), (12.0, "venv")):
+        clock.now = moment
+        screen.stage("bw1", stage)
+    screen.finished(HostOutcome("bw1", "changed", seconds=13.0, data={"round_trips": 7}))
+    assert stream.getvalue().splitlines() == [
+        "bw1  preflight   begins after 0.5 s",
+        "bw1  venv        begins after 12 s",
+        "bw1              changed in 13 s, 7 round trips",
+    ]
