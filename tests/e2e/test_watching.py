@@ -87,7 +87,7 @@ def test_logs_of_three_hosts_with_one_cut_off(cli: Cli, deployment: Deployment, 
     words = ("logs", "-i", deployment.write(), "--grep", "startup complete")
     shown = cli(*words, env=deployment.environment, expect=3)
     assert [line.split()[0] for line in shown.stdout.splitlines()] == ["node1", "node3"]
-    assert "node2 cannot reach" in shown.stderr
+    assert "node2 error: cannot reach" in shown.stderr
     document = cli(*words, "--json", env=deployment.environment, expect=3).json
     assert document["ok"] is False
     assert document["hosts"]["node1"]["entries"][0]["message"].endswith("startup complete.")
