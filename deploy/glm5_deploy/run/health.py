@@ -38,13 +38,13 @@ class UnhealthyError(Glm5Error):
 
     def __init__(self, message: str, lines: tuple[str, ...], hint: str | None = None) -> None:
         from glm5_deploy.logs.explain import explain
+        from glm5_deploy.logs.tail import telling
 
         known = explain(lines)
         if known:
             first = known[0]
             hint = f"{first.cause} {first.remedy}".strip()
-        said = [line for line in lines if line.strip()]
-        tail = "\n".join(f"    {line}" for line in said[-_LAST_LINES:])
+        tail = "\n".join(f"    {line}" for line in telling(lines, _LAST_LINES))
         super().__init__(f"{message}\n{tail}" if tail else message, hint)
         self.lines = lines
 
@@ -121,7 +121,8 @@ class Watch:
             self._show(state.lines)
             why = failure(state.properties, restarts)
             if why is not None:
-                raise UnhealthyError(f"{self.host.name}: {why}", tuple(lines))
+                more = f"`glm5-deploy logs --host {self.host.name} -n 200` shows more"
+                raise UnhealthyError(f"{self.host.name}: {why}", tuple(lines), more)
             active = state.properties.get("ActiveState") == "active"
             if active and self._healthy() and (not generate or self._generates(api_key, deadline)):
                 return

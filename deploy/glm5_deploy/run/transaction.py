@@ -106,7 +106,7 @@ class Transaction:
                 f"{cause}\nit could not be taken back: {error.message}", error.hint
             ) from cause
         if isinstance(cause, InterruptedRunError):
-            raise cause
+            raise InterruptedRunError(f"interrupted{_taken_back(done)}") from cause
         hint = cause.hint if isinstance(cause, Glm5Error) else None
         if done["reverted"] is None:
             raise RevertedError(f"{cause}\n{_somebody_else(done)}", hint) from cause
@@ -127,6 +127,15 @@ class Transaction:
         except Glm5Error as error:
             return f"which does not answer yet ({error.message.splitlines()[0]})"
         return "it answers again"
+
+
+def _taken_back(done: dict[str, str | None]) -> str:
+    """What became of the switch that was interrupted."""
+    if done["reverted"] is None:
+        return ""
+    previous = done.get("previous")
+    back = f"{previous} starts again" if previous else "the server is stopped, as before"
+    return f": the switch to {done['reverted']} was taken back; {back}"
 
 
 def _somebody_else(done: dict[str, str | None]) -> str:
