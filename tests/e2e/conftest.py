@@ -31,6 +31,7 @@ rm -rf /etc/systemd/system/glm5-* /run/systemd/system/glm5-* /run/systemd/transi
 systemctl daemon-reload
 systemctl reset-failed 'glm5-*' 2>/dev/null
 findmnt --raw --noheadings --output TARGET | grep '^/opt/glm5' | xargs -r umount -l
+journalctl --quiet --rotate --vacuum-size=1
 rm -rf /opt/glm5 /var/lib/glm5* /var/cache/glm5* /run/glm5*
 userdel glm5 2>/dev/null
 exit 0
