@@ -150,3 +150,11 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         require_prerequisites()
     assert "systemd-container" in caught.value.message
     assert "apt-get install" in (caught.value.hint or "")
+
+
+def test_a_removed_user_leaves_no_failed_unit(bed: Bed) -> None:
+    host = bed.hosts["node1"]
+    host.add_user("passing")
+    assert ssh(bed, "node1", "whoami", user="passing") == "passing"
+    host.remove_user("passing")
+    assert host.exec(["systemctl", "--failed", "--no-legend"]).stdout == ""

@@ -166,9 +166,14 @@ class BedHost:
     def remove_user(self, name: str) -> None:
         """Take a user away with home, sudo rule and sessions; none of that name is fine."""
         self.exec(["rm", "-f", f"/etc/sudoers.d/{name}"])
-        if self.exec(["id", name], check=False).returncode:
+        known = self.exec(["id", "--user", name], check=False)
+        if known.returncode:
             return
+        # Killed, the user's own systemd would stay behind as a failed unit.
+        manager = f"user@{known.stdout.strip()}.service"
+        self.exec(["systemctl", "stop", manager], check=False)
         self.exec(["pkill", "-KILL", "-u", name], check=False)
+        self.exec(["systemctl", "reset-failed", manager], check=False)
         self.exec(["userdel", "--force", "--remove", name], check=False)
         if self.exec(["id", name], check=False).returncode == 0:
             raise BedError(f"{self.name}: the user {name} could not be removed")
