@@ -125,7 +125,7 @@ class Site:
         peer.mkdir()
         for name in ("unit", "environment"):
             text = (folder / name).read_text()
-            text = re.sub(rf"{ROOT}/releases/[0-9a-f]+", f"{ROOT}/etc", text)
+            text = re.sub(rf"{ROOT}/releases/(?:[0-9a-f]+|RELEASE)", f"{ROOT}/etc", text)
             text = re.sub(rf"{ROOT}/venvs/[0-9a-f]+", f"{ROOT}/venv", text)
             (peer / name).write_text(text)
         (peer / "secrets").write_text(f'VLLM_API_KEY="{API_KEY}"\n')
