@@ -11,14 +11,13 @@ from glm5_deploy.errors import UsageError
 from glm5_deploy.hosts.command import Secret, command, script
 from glm5_deploy.hosts.host import Host
 from glm5_deploy.report.events import Events
-from glm5_deploy.report.outcome import ChangeReport, Check, HostOutcome, SmokeChecksError
+from glm5_deploy.report.outcome import ChangeReport, Check, HostOutcome
 from glm5_deploy.run.cancel import Cancel
 from glm5_deploy.run.earlier import as_it_was
 from glm5_deploy.run.health import Watch
 from glm5_deploy.run.lock import locked
 from glm5_deploy.run.steps import Executor
-from glm5_deploy.run.transaction import Transaction
-from glm5_deploy.smoke.run import run_smoke
+from glm5_deploy.run.transaction import Transaction, require_passed, smoke_rows
 from glm5_deploy.stages.desired import Desired, Release
 from glm5_deploy.stages.observed import Observed, Paths, observe
 from glm5_deploy.stages.service import guard, switch_to
@@ -127,16 +126,12 @@ class Maintenance:
             Watch(self.host, self.desired.target, self.events, self.cancel, limit).until_healthy(
                 self.api_key
             )
-            checks = self._smoke() if smoke else ()
+            checks: tuple[Check, ...] = ()
+            if smoke:
+                rows = smoke_rows(self.host, self.desired.target, self.events, self.api_key)
+                checks = require_passed(self.host.name, rows)
         change = ChangeReport("service", "restart", self.paths.unit)
         return HostOutcome(self.host.name, "changed", (change,), checks=checks)
-
-    def _smoke(self) -> tuple[Check, ...]:
-        self.events.stage(self.host.name, "smoke")
-        checks = run_smoke(self.host, self.desired.target, self.events, api_key=self.api_key)
-        if any(check.status == "failed" for check in checks):
-            raise SmokeChecksError(self.host.name, checks)
-        return checks
 
 
 def take_down(

@@ -6,8 +6,11 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from glm5_deploy.config.models import Target
 from glm5_deploy.errors import Glm5Error, RevertedError, RevertFailedError, UnreachableError
 from glm5_deploy.hosts.command import Secret
+from glm5_deploy.hosts.host import Host
+from glm5_deploy.report.events import Events
 from glm5_deploy.report.outcome import Check, SmokeChecksError
 from glm5_deploy.run.cancel import InterruptedRunError
 from glm5_deploy.run.earlier import as_it_was
@@ -17,6 +20,27 @@ from glm5_deploy.stages import service
 from glm5_deploy.stages.change import Change
 from glm5_deploy.stages.desired import Desired
 from glm5_deploy.stages.observed import Observed
+
+
+def smoke_rows(
+    host: Host, target: Target, events: Events, api_key: Secret | None
+) -> tuple[Check, ...]:
+    """Smoke-test as a stage of its own; httpx is imported only now."""
+    from glm5_deploy.smoke.run import run_smoke
+
+    events.stage(host.name, "smoke")
+    return run_smoke(host, target, events, api_key=api_key)
+
+
+def require_passed(name: str, checks: tuple[Check, ...]) -> tuple[Check, ...]:
+    """The rows themselves, where none failed.
+
+    Raises:
+        SmokeChecksError: with all rows.
+    """
+    if any(check.status == "failed" for check in checks):
+        raise SmokeChecksError(name, checks)
+    return checks
 
 
 def _nothing() -> None:
@@ -71,15 +95,9 @@ class Transaction:
         self.executor.events.stage(host.name, "health")
         watch = Watch(host, target, self.executor.events, self.executor.cancel, limits.load)
         watch.until_healthy(self.api_key)
-        self.executor.events.stage(host.name, "smoke")
-        from glm5_deploy.smoke.run import run_smoke
-
-        checks = run_smoke(host, target, self.executor.events, api_key=self.api_key)
+        checks = smoke_rows(host, target, self.executor.events, self.api_key)
         self.executor.cancel.check()
-        failed = [check for check in checks if check.status == "failed"]
-        if failed:
-            raise SmokeChecksError(host.name, checks)
-        return checks
+        return require_passed(host.name, checks)
 
     def _confirm(self) -> None:
         release = self.desired.release.identifier

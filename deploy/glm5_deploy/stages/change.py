@@ -4,7 +4,7 @@ applied.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
@@ -80,7 +80,7 @@ class Change:
     detail: str = ""
     steps: tuple[Step, ...] = ()
     diff: str | None = None
-    downtime: bool = field(default=False)
+    downtime: bool = False
 
     @property
     def report(self) -> ChangeReport:
