@@ -1,0 +1,130 @@
+"""What the plugin registers in a process like the server's, and what it then chooses here."""
+# mypy: disable-error-code="no-untyped-call"
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+
+from glm5_kernel.doctor.child import Answer, Emit, Ended
+from glm5_kernel.doctor.report import ABSENT, Check, PartState, failed, passed, skipped
+from glm5_kernel.doctor.selftest import unavailable
+
+_STEPS = {"names": "vLLM's names", "indexer": "choosing an indexer"}
+
+
+def answer(emit: Emit) -> None:
+    """In a child: what `register()` returns; then, where a GPU is to be served on, whether vLLM has
+    the names that the parts use, and which indexer runs.
+    """
+    from glm5_kernel.plugin import register
+
+    done = register()
+    emit({
+        "vllm": done.vllm,
+        "message": done.message,
+        "parts": [asdict(part) for part in done.parts],
+    })  # fmt: skip
+    if any(p.name in ("attention", "indexer") and p.state == "registered" for p in done.parts):
+        import torch
+
+        if torch.cuda.is_available():
+            _answer_step(emit, "names", _names)
+            _answer_step(emit, "indexer", _indexer)
+
+
+def _answer_step(emit: Emit, name: str, step: Callable[[], Answer]) -> None:
+    emit({"begin": name})
+    emit({"step": name} | step())
+
+
+def _names() -> Answer:
+    from glm5_kernel.compat import names
+
+    needs = dict.fromkeys((*names.ATTENTION, *names.INDEXER))
+    return {"count": len(needs), "missing": names.missing(needs)}
+
+
+def _indexer() -> Answer:
+    import torch
+
+    from glm5_kernel.indexer.choice import decide
+    from glm5_kernel.settings import read_settings
+
+    try:
+        torch.zeros(1, device="cuda")
+    except RuntimeError as error:
+        if reason := unavailable(error):
+            return {"unknown": reason}
+        raise
+    decision = decide(read_settings(), torch.cuda.get_device_capability())
+    return {"choice": decision.name, "reason": decision.reason}
+
+
+def parts_of(ended: Ended) -> tuple[PartState, ...]:
+    """The parts that a child reported; of the indexer, what is chosen on this GPU."""
+    found = tuple(
+        PartState(part["name"], part["state"], part["reason"])
+        for answer in ended.answers
+        for part in answer.get("parts", ())
+    )
+    choice = _step(ended, "indexer")
+    if choice is None or "choice" not in choice:
+        return found
+    state = "registered" if choice["choice"] == "triton" else "stock"
+    chosen = PartState("indexer", state, choice["reason"])
+    return tuple(chosen if part.name == "indexer" else part for part in found)
+
+
+def vllm_check(installed: str) -> Check:
+    """Whether there is a vLLM to plug into."""
+    if installed == ABSENT:
+        return failed("vLLM", "absent", "install it into this environment: 0.26.0 serves GLM-5")
+    return passed("vLLM", installed)
+
+
+def registration_checks(ended: Ended) -> tuple[Check, ...]:
+    """Whether `register()` did its work, and what it found.
+
+    A vLLM that it does not know, or that lacks what it needs, is a failure.
+    """
+    first = _registration(ended)
+    if first.status == "failed":
+        return (first,)
+    return (first, *(_step_check(ended, name, title) for name, title in _STEPS.items()))
+
+
+def _registration(ended: Ended) -> Check:
+    name = "registration"
+    found = next((a for a in ended.answers if "parts" in a), None)
+    if found is None:
+        hint = "vLLM would go on without our kernels: mend what it says, or report it"
+        return failed(name, f"register() failed: {ended.why()}", hint)
+    refused = [part for part in parts_of(ended) if part.state == "refused"]
+    if not refused:
+        return passed(name, found["message"])
+    same = len({part.reason for part in refused}) == 1
+    detail = "; ".join(f"{part.name}: {part.reason}" for part in refused)
+    hint = "install a vLLM that works, or serve without glm5-kernel"
+    return failed(name, found["message"] if same else detail, hint)
+
+
+def _step_check(ended: Ended, name: str, title: str) -> Check:
+    found = _step(ended, name)
+    if found is None:
+        if not any(answer.get("begin") == name for answer in ended.answers):
+            return skipped(title, "nothing registered that serves on a GPU here")
+        hint = "GLM5_INDEXER=triton keeps DeepGEMM out" if name == "indexer" else "report this"
+        return failed(title, ended.why(), hint)
+    if name == "indexer":
+        if "unknown" in found:
+            return skipped(title, found["unknown"])
+        return passed(title, f"{found['choice']}: {found['reason']}")
+    if found["missing"]:
+        hint = "this vLLM is not as released: install the version from its lock anew"
+        return failed(title, "; ".join(found["missing"]), hint)
+    return passed(title, f"{found['count']} that the parts use are as known")
+
+
+def _step(ended: Ended, name: str) -> Answer | None:
+    return next((answer for answer in ended.answers if answer.get("step") == name), None)
