@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from glm5_deploy.errors import ExitCode, SmokeFailedError
+from glm5_deploy.errors import ExitCode, PreflightError, SmokeFailedError
 
 Status = Literal[
     "unchanged", "changed", "failed", "reverted", "unreachable", "skipped", "interrupted"
@@ -121,5 +121,23 @@ class SmokeChecksError(SmokeFailedError):
         hint = next((check.hint for check in failed if check.hint), None)
         super().__init__(
             f"{host}: {len(failed)} of {len(checks)} smoke checks failed\n{rows}", hint
+        )
+        self.checks = checks
+
+
+class DoctorChecksError(PreflightError):
+    """glm5-kernel's doctor found what keeps this host from serving.
+
+    Args:
+        checks: every row of its answer.
+    """
+
+    def __init__(self, host: str, checks: tuple[Check, ...]) -> None:
+        failed = [check for check in checks if check.status == "failed"]
+        rows = "\n".join(f"    {check.name}: {check.detail}" for check in failed)
+        hints = dict.fromkeys(check.hint for check in failed if check.hint)
+        super().__init__(
+            f"{host}: the kernel doctor refuses this host; nothing was switched\n{rows}",
+            "; ".join(hints) or None,
         )
         self.checks = checks

@@ -10,7 +10,14 @@ from glm5_deploy.errors import Glm5Error, PreflightError, UnreachableError
 from glm5_deploy.hosts.command import Secret
 from glm5_deploy.hosts.host import Host
 from glm5_deploy.report.events import Events
-from glm5_deploy.report.outcome import Check, ErrorReport, HostOutcome, SmokeChecksError, Status
+from glm5_deploy.report.outcome import (
+    Check,
+    DoctorChecksError,
+    ErrorReport,
+    HostOutcome,
+    SmokeChecksError,
+    Status,
+)
 from glm5_deploy.run.cancel import Cancel, InterruptedRunError
 from glm5_deploy.run.lock import Lease, locked
 from glm5_deploy.stages.change import Change
@@ -222,7 +229,7 @@ def guarded(
         result = make("reverted", _report(name, error))
         if isinstance(error.__cause__, SmokeChecksError):
             result = replace(result, checks=error.__cause__.checks)
-    except SmokeChecksError as error:
+    except (SmokeChecksError, DoctorChecksError) as error:
         result = replace(make("failed", _report(name, error)), checks=error.checks)
     except Glm5Error as error:
         result = make("failed", _report(name, error))

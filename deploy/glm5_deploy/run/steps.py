@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from glm5_deploy.hosts.command import Secret
+from glm5_deploy.hosts.command import Command, Secret
 from glm5_deploy.hosts.host import Host
+from glm5_deploy.kernel_doctor import run_doctor
 from glm5_deploy.report.events import Events
+from glm5_deploy.report.outcome import DoctorChecksError
 from glm5_deploy.run.cancel import Cancel
 from glm5_deploy.run.jobs import run_job
-from glm5_deploy.stages.change import Change, Put, Rsync, Run, Step, Transient
+from glm5_deploy.stages.change import Change, Examine, Put, Rsync, Run, Step, Transient
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class Executor:
         """Carry a change's steps out in order.
 
         Raises:
+            DoctorChecksError: the doctor found something; nothing was switched.
             Glm5Error: a step failed; what was done before it stays and may be repeated.
         """
         for step in change.steps:
@@ -45,10 +48,20 @@ class Executor:
                     source, target, include=include, checksum=checksum, delete=delete,
                     progress=self._progress, check=self.cancel.check,
                 )  # fmt: skip
+            case Examine(command, limit):
+                self._examine(command, limit)
             case Transient():
                 run_job(
                     self.host, step, cancel=self.cancel, progress=self._progress, note=self._note
                 )
+
+    def _examine(self, command: Command, limit: int) -> None:
+        self._progress("the doctor tries vLLM, the kernels and the GPUs", None)
+        found = run_doctor(self.host, command, limit)
+        for row in found.checks:
+            self.events.check(self.host.name, row)
+        if found.failed:
+            raise DoctorChecksError(self.host.name, found.checks)
 
     def _progress(self, text: str, fraction: float | None) -> None:
         self.events.progress(self.host.name, text, fraction)

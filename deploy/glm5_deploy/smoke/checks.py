@@ -5,10 +5,13 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from glm5_deploy.config.models import SmokePrompt
+from glm5_deploy.errors import CommandFailedError, CommandTimeoutError, SudoRefusedError
+from glm5_deploy.kernel_doctor import LIMIT, examine_served, summary
 from glm5_deploy.smoke import backend
 from glm5_deploy.smoke.api import AnswerError, Streamed, choice, quoted, shorten, usage
 from glm5_deploy.smoke.context import PROMPT, CheckFailed, CheckSkipped, Context, Probe
@@ -330,6 +333,24 @@ def measured_rate(found: Streamed) -> tuple[float, str]:
     return later / (found.stamps[-1] - found.stamps[0]), "after the first"
 
 
+def doctor(context: Context) -> str:
+    """glm5-kernel's doctor finds nothing wrong in the environment that is served."""
+    if not context.profile.engine.kernel:
+        raise CheckSkipped("the profile installs no glm5-kernel (engine.kernel)")
+    limit = min(LIMIT, max(int(context.api.deadline - time.monotonic()), 30))
+    try:
+        found = examine_served(context.host, context.target.root, limit)
+    except SudoRefusedError as error:
+        raise CheckSkipped("it runs as the service's user, which takes sudo") from error
+    except (CommandFailedError, CommandTimeoutError) as error:
+        raise CheckFailed(error.message, error.hint) from error
+    if found is None:
+        raise CheckSkipped("the release that is served has no glm5-kernel")
+    if found.failed:
+        raise CheckFailed(summary(found.failed), found.failed[0].hint)
+    return found.describe()
+
+
 def suite(context: Context) -> list[tuple[str, Probe]]:
     """All checks with their names, in the order in which they run; health comes first."""
     expected: list[tuple[str, Probe]] = [
@@ -351,4 +372,5 @@ def suite(context: Context) -> list[tuple[str, Probe]]:
         ("missing key refused", missing_key),
         ("attention backend", attention),
         ("speed", speed),
+        ("doctor", doctor),
     ]

@@ -61,7 +61,19 @@ class Rsync:
     delete: bool = False
 
 
-Step = Run | Put | Transient | Rsync
+@dataclass(frozen=True)
+class Examine:
+    """Run glm5-kernel's doctor (see `kernel_doctor`); a row that failed ends the run here.
+
+    Args:
+        limit: seconds that it may take.
+    """
+
+    command: Command
+    limit: int
+
+
+Step = Run | Put | Transient | Rsync | Examine
 
 
 @dataclass(frozen=True)

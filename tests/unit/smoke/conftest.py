@@ -18,6 +18,8 @@ from glm5_deploy.errors import SudoRefusedError
 from glm5_deploy.hosts.command import Command
 from glm5_deploy.hosts.host import Result
 
+from tests.fakes import doctor as fakes
+
 FAKE = Path(__file__).parents[2] / "fakes" / "openai_server.py"
 
 
@@ -33,10 +35,12 @@ def _load() -> ModuleType:
 
 @dataclass
 class LocalHost:
-    """Dials from this machine; its journal is a text."""
+    """Dials from this machine; its journal, release and doctor are texts."""
 
     name: str = "bw1"
     journal: str = ""
+    served: str = fakes.served()
+    doctor: str = fakes.document()
     sudo_allowed: bool = True
     commands: list[Command] = field(default_factory=list)
 
@@ -47,6 +51,10 @@ class LocalHost:
         self.commands.append(command)
         if sudo and not self.sudo_allowed:
             raise SudoRefusedError("no sudo")
+        if command.argv[0] == "systemd-run":
+            return Result(command, 0, self.doctor, "")
+        if "profile.json" in command.argv[2]:
+            return Result(command, 0, self.served, "")
         return Result(command, 0 if self.journal else 1, self.journal, "")
 
 
@@ -70,7 +78,10 @@ def serve(fake_module: ModuleType) -> Iterator[Server]:
     servers = []
 
     def start(
-        *flags: str, smoke: dict[str, Any] | None = None, serve_host: str = "127.0.0.1"
+        *flags: str,
+        smoke: dict[str, Any] | None = None,
+        serve_host: str = "127.0.0.1",
+        kernel: bool = True,
     ) -> Target:
         server = fake_module.make_server(["serve", "/models/tiny", "--port", "0", *flags])
         servers.append(server)
@@ -79,6 +90,7 @@ def serve(fake_module: ModuleType) -> Iterator[Server]:
             {
                 "name": "tiny",
                 "model": {"name": "tiny"},
+                "engine": {"lock": "any", "kernel": kernel},
                 "serve": {"port": server.server_address[1], "host": serve_host},
                 "smoke": {"max_tokens": 6, **(smoke or {})},
             }

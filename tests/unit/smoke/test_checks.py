@@ -18,6 +18,8 @@ from glm5_deploy.report.outcome import Check
 from glm5_deploy.smoke.api import Api
 from glm5_deploy.smoke.run import run_smoke
 
+from tests.fakes import doctor as fakes
+
 CASES: dict[str, dict[str, Any]] = yaml.safe_load(
     Path(__file__).with_name("faults.yml").read_text()
 )
@@ -30,6 +32,7 @@ JOURNAL = (
     "INFO [cuda.py:507] Using TRITON_MLA_SPARSE attention backend out of potential backends: [].\n"
 )
 KEY = Secret("s3cret")
+HOST = ("journal", "sudo_allowed", "served", "doctor")
 
 
 Smoke = Callable[..., dict[str, Check]]
@@ -41,9 +44,8 @@ def smoke(local_host: type[Any]) -> Smoke:
     """Runs the test against a target and gives the rows by name."""
 
     def run(target: Target, **more: Any) -> dict[str, Check]:  # noqa: ANN401
-        host = local_host(
-            journal=more.pop("journal", JOURNAL), sudo_allowed=more.pop("sudo_allowed", True)
-        )
+        own = {"journal": JOURNAL} | {n: more.pop(n) for n in HOST if n in more}
+        host = local_host(**own)
         options = {"api_key": KEY, "request_timeout": 1.0} | more
         rows = run_smoke(cast(Host, host), target, Silent(), **options)
         return {row.name: row for row in rows}
@@ -115,6 +117,51 @@ def test_unreadable_journal(serve: Server, smoke: Smoke) -> None:
     target = serve("--api-key", KEY.value, smoke=SMOKE)
     row = smoke(target, journal="", sudo_allowed=False)["attention backend"]
     assert (row.status, row.detail) == ("failed", "the journal could not be read")
+
+
+def test_doctor_says_what_it_tried(serve: Server, smoke: Smoke) -> None:
+    full = [fakes.row(name, "skipped", "GPU memory is full") for name in ("merge", "top-k")]
+    answer = fakes.document(fakes.row("vLLM"), fakes.row("torch"), *full)
+    row = smoke(serve(), api_key=None, doctor=answer)["doctor"]
+    assert (row.status, row.detail) == (
+        "passed", "vLLM 0.26.0: 2 passed, 2 skipped (GPU memory is full)",
+    )  # fmt: skip
+
+
+def test_doctor_finds_something(serve: Server, smoke: Smoke) -> None:
+    wrong = fakes.row("merge", "failed", "error 3e-01, limit 1e-02", "do not serve with it")
+    answer = fakes.document(wrong, fakes.row("top-k", "failed", "CompilationError", "report this"))
+    row = smoke(serve(), api_key=None, doctor=answer)["doctor"]
+    assert row.status == "failed"
+    assert row.detail == "merge: error 3e-01, limit 1e-02 (and 1 more)"
+    assert row.hint == "do not serve with it"
+
+
+@pytest.mark.parametrize(
+    ("target", "host", "detail"),
+    [
+        ({"kernel": False}, {}, "the profile installs no glm5-kernel (engine.kernel)"),
+        ({}, {"sudo_allowed": False}, "it runs as the service's user, which takes sudo"),
+        (
+            {},
+            {"served": fakes.served(kernel=False)},
+            "the release that is served has no glm5-kernel",
+        ),
+        ({}, {"served": fakes.served(venv=None)}, "the release that is served has no glm5-kernel"),
+    ],
+)
+def test_doctor_is_skipped(
+    target: dict[str, Any], host: dict[str, Any], detail: str, serve: Server, smoke: Smoke
+) -> None:
+    row = smoke(serve(**target), api_key=None, **host)["doctor"]
+    assert (row.status, row.detail) == ("skipped", detail)
+
+
+def test_doctor_that_does_not_answer(serve: Server, smoke: Smoke) -> None:
+    row = smoke(serve(), api_key=None, doctor="Segmentation fault")["doctor"]
+    assert row.status == "failed"
+    assert row.detail == "bw1: the doctor gave no answer (status 0): Segmentation fault"
+    assert row.hint is not None
 
 
 def test_prompt_longer_than_the_model_takes(serve: Server, smoke: Smoke) -> None:

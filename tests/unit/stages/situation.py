@@ -15,7 +15,7 @@ from glm5_deploy.hosts.facts.python import Python
 from glm5_deploy.hosts.facts.system import Disk, Machine, Os, Systemd, SystemFacts
 from glm5_deploy.hosts.facts.unit import UnitFacts, parse_unit
 from glm5_deploy.onhost import program
-from glm5_deploy.stages.change import Change, Put, Rsync, Run
+from glm5_deploy.stages.change import Change, Examine, Put, Rsync, Run
 from glm5_deploy.stages.desired import Desired, build_desired
 from glm5_deploy.stages.manifest import Manifest
 from glm5_deploy.stages.observed import (
@@ -164,6 +164,9 @@ def _step(step: object) -> str:
         case Rsync(source, target, include, checksum, _):
             how = " by content" if checksum else ""
             return f"rsync {source.name} -> {target}{how} {' '.join(include)}".rstrip()
+        case Examine(command, limit):
+            words = command.argv
+            return f"examine within {limit} s: {' '.join(words[words.index('--') + 1 :])}"
     return f"job {step.unit}: {step.command.masked(140)}"  # type: ignore[attr-defined]
 
 
