@@ -121,7 +121,7 @@ def place(
 
 
 def _float_parts(known: Iterable[tuple[Weight | None, TensorInfo]]) -> frozenset[tuple[int, int]]:
-    """The fused projections, by layer and number, of which some part is a float or has no kernel."""
+    """Fused projections, by layer and number, of which a part is a float or has no kernel."""
     return frozenset(
         (weight.layer, _fused(weight.role))
         for weight, info in known
@@ -263,14 +263,14 @@ class KvCache:
 
     Attributes:
         bf16: with a cache in the model's dtype, indexer included.
-        fp8_ds_mla: with `--kv-cache-dtype fp8_ds_mla`, indexer included.
+        fp8: with `--kv-cache-dtype fp8_ds_mla` (plain fp8 without an indexer), indexer included.
         indexer: of either, what the indexer's keys take.
         layers: with attention, MTP's included where it is on.
         indexer_layers: with an indexer of their own.
     """
 
     bf16: int
-    fp8_ds_mla: int
+    fp8: int
     indexer: int
     layers: int
     indexer_layers: int
@@ -389,5 +389,6 @@ def kv_bytes_per_token(
     own = 0 if hp.indexer is None else (pattern.full if pattern else hp.layers) + extra
     dim = 0 if hp.indexer is None else hp.indexer.head_dim
     indexer = own * (dim + dim // 128 * 4)
-    bf16 = layers * (hp.kv_lora + hp.rope) * dtype_bytes
-    return KvCache(bf16 + indexer, layers * MLA_FP8_BYTES + indexer, indexer, layers, own)
+    latent = hp.kv_lora + hp.rope
+    fp8 = layers * (latent if hp.indexer is None else MLA_FP8_BYTES)
+    return KvCache(layers * latent * dtype_bytes + indexer, fp8 + indexer, indexer, layers, own)
