@@ -168,7 +168,7 @@ def _skipped(weight: Weight, hp: Hyperparameters, pattern: IndexerPattern | None
         return "" if mtp else "MTP is off"
     shared = pattern is not None and pattern.pattern[weight.layer] == "S"
     if weight.kind == "indexer" and shared:
-        return "the layer shares the selection of the one before it"
+        return "the layer reuses another's selection"
     return ""
 
 
