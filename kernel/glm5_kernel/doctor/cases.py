@@ -9,6 +9,7 @@ from torch import Tensor
 
 HEADS, LATENT, ROPE = 8, 512, 64
 BLOCK, REQUESTS = 64, 2
+INDEX_HEADS, INDEX_DIM = 32, 128
 TOPK = 2048
 CONTEXT = 3000
 """Tokens of a request's KV cache: the last block is only partly filled."""
@@ -68,6 +69,83 @@ def merge(device: str) -> float:
     weights = torch.exp(lses.double() - lse.clamp_min(-1e300)).unsqueeze(-1)
     out = torch.where(weights > 0, outs.double() * weights, 0.0).sum(0)
     return _attention_error(merge_partials(outs, lses), (out, lse))
+
+
+def paged_logits(device: str) -> float:
+    """Two tokens of each request, as with speculative decoding; the last block partly filled."""
+    from glm5_kernel.ops.indexer_logits import paged_mqa_logits
+    from glm5_kernel.ops.indexer_reference import pack_cache, paged_mqa_logits_reference
+
+    random = _generator(device)
+    tokens, context = 2, 300
+    pages = -(-context // BLOCK)
+    q, weights = _index_queries(random, device, REQUESTS * tokens)
+    keys, scales = _index_keys(random, device, REQUESTS * pages * BLOCK)
+    cache = pack_cache(keys.view(-1, BLOCK, INDEX_DIM), scales.view(-1, BLOCK))
+    table = torch.randperm(REQUESTS * pages, generator=random, device=device)
+    table = table.view(REQUESTS, pages).int()
+    lengths = torch.tensor([[context - 1, context], [70, 71]], dtype=torch.int32, device=device)
+    arguments = (q.view(REQUESTS, tokens, *q.shape[1:]), cache, weights, lengths, table)
+    got = paged_mqa_logits(*arguments, max_context=context)
+    return _logits_error(got, paged_mqa_logits_reference(*arguments, max_context=context))
+
+
+def prefill_logits(device: str) -> float:
+    """A chunk of a prompt behind another request's keys."""
+    from glm5_kernel.ops.indexer_logits import mqa_logits
+    from glm5_kernel.ops.indexer_reference import mqa_logits_reference
+
+    random = _generator(device)
+    rows, keys = 20, 300
+    q, weights = _index_queries(random, device, rows)
+    k, scales = _index_keys(random, device, keys)
+    starts = torch.full((rows,), 90, dtype=torch.int32, device=device)
+    ends = torch.arange(keys - rows + 1, keys + 1, dtype=torch.int32, device=device)
+    got = mqa_logits(q, k, scales, weights, starts, ends)
+    return _logits_error(got, mqa_logits_reference(q, k, scales, weights, starts, ends))
+
+
+def topk(device: str) -> float:
+    """With many ties, a row that is shorter than k and an empty one; 0 or infinite: it is exact."""
+    from glm5_kernel.ops.topk import topk_indices
+
+    random = _generator(device)
+    width = 9000
+    logits = torch.randn(4, width, generator=random, device=device).mul(64).round().div(64)
+    starts = torch.tensor([0, 130, 7, 500], dtype=torch.int32, device=device)
+    ends = torch.tensor([width, width - 3, 900, 500], dtype=torch.int32, device=device)
+    found = topk_indices(logits, TOPK, starts=starts, ends=ends).tolist()
+    for row, start, end, indices in zip(logits, starts.tolist(), ends.tolist(), found, strict=True):
+        inside = row[start:end]
+        count = min(TOPK, inside.numel())
+        chosen, rest = indices[:count], indices[count:]
+        if len(set(chosen)) != count or any(index != -1 for index in rest):
+            return float("inf")
+        if count and not 0 <= min(chosen) <= max(chosen) < inside.numel():
+            return float("inf")
+        values = inside[torch.tensor(chosen, dtype=torch.long, device=device)]
+        if not torch.equal(values.sort().values, inside.topk(count).values.sort().values):
+            return float("inf")
+    return 0.0
+
+
+def _index_queries(random: torch.Generator, device: str, rows: int) -> tuple[Tensor, Tensor]:
+    """q [rows, heads, dim] e4m3 and weights [rows, heads] float32."""
+    shape = (rows, INDEX_HEADS, INDEX_DIM)
+    q = torch.randn(*shape, generator=random, device=device).to(torch.float8_e4m3fn)
+    return q, torch.randn(rows, INDEX_HEADS, generator=random, device=device)
+
+
+def _index_keys(random: torch.Generator, device: str, number: int) -> tuple[Tensor, Tensor]:
+    """k [number, dim] e4m3 and scales [number] float32."""
+    k = torch.randn(number, INDEX_DIM, generator=random, device=device).to(torch.float8_e4m3fn)
+    return k, torch.rand(number, generator=random, device=device) + 0.5
+
+
+def _logits_error(got: Tensor, wanted: Tensor) -> float:
+    """Where the reference has a number; what lies outside a row's range is not defined."""
+    inside = torch.isfinite(wanted)
+    return _error(got[inside], wanted[inside])
 
 
 def _attention_error(got: tuple[Tensor, Tensor], wanted: tuple[Tensor, Tensor]) -> float:

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 from glm5_kernel.doctor import environment
 from glm5_kernel.doctor.child import run_child
@@ -41,9 +40,8 @@ def examine(limit: float = TIMEOUT) -> Report:
         registering = pool.submit(run_child, ["register"], limit)
         versions = environment.versions()
         seen = run_child(["gpus"], limit)
-        gpus = gpus_of(seen)
-        capability = capability_check(gpus)
-        tested, free = self_tests(gpus, max(until - time.monotonic(), 1.0))
+        gpus = gpus_of(seen, environment.free_memory())
+        tested = self_tests(gpus, max(until - time.monotonic(), 1.0), run_child)
         registered = registering.result()
     checks = [
         torch_check(versions["torch"], seen),
@@ -54,11 +52,10 @@ def examine(limit: float = TIMEOUT) -> Report:
     if versions["vllm"] != ABSENT:
         checks += registration_checks(registered)
     checks += [
-        gpu_check(seen, devices_there=environment.devices_are_there()),
-        capability,
+        gpu_check(seen, gpus, devices_there=environment.devices_are_there()),
+        capability_check(gpus),
         environment.compiler(needed=bool(gpus)),
     ]
-    gpus = tuple(replace(gpu, free=free.get(gpu.index)) for gpu in gpus)
     return Report(versions, gpus, parts_of(registered), (*checks, *tested))
 
 

@@ -62,16 +62,29 @@ def driver() -> str:
 
 
 def _driver_by_tool() -> str:
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return ABSENT
-    words = [tool, "--query-gpu=driver_version", "--format=csv,noheader"]
+    rows = _nvidia_smi("driver_version")
+    return rows[0][0] if rows else ABSENT
+
+
+def free_memory() -> dict[str, int]:
+    """Bytes that nobody uses of each GPU, by UUID; asked without touching a GPU's memory."""
+    rows = _nvidia_smi("uuid,memory.free")
+    return {
+        row[0].removeprefix("GPU-"): int(row[1]) << 20
+        for row in rows
+        if len(row) == 2 and row[1].isdigit()
+    }
+
+
+def _nvidia_smi(fields: str) -> list[list[str]]:
+    """A row of values for each GPU; none where the tool is missing, fails or hangs."""
+    words = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.SubprocessError):
-        return ABSENT
-    lines = done.stdout.split()
-    return lines[0] if done.returncode == 0 and lines else ABSENT
+        return []
+    lines = done.stdout.splitlines() if done.returncode == 0 else []
+    return [[cell.strip() for cell in line.split(",")] for line in lines if line.strip()]
 
 
 def devices_are_there() -> bool:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 
 from glm5_kernel.doctor.child import Emit, Ended
 from glm5_kernel.doctor.report import ABSENT, Check, Gpu, failed, passed, skipped
@@ -35,13 +36,19 @@ def answer(emit: Emit) -> None:
                 "name": found.name,
                 "capability": capability,
                 "memory": found.total_memory,
+                "uuid": str(getattr(found, "uuid", "")).removeprefix("GPU-"),
             }
         })  # fmt: skip
 
 
-def gpus_of(ended: Ended) -> tuple[Gpu, ...]:
-    """The GPUs that a child found."""
-    return tuple(Gpu(**a["gpu"]) for a in ended.answers if "gpu" in a)
+def gpus_of(ended: Ended, free: Mapping[str, int]) -> tuple[Gpu, ...]:
+    """The GPUs that a child found.
+
+    Args:
+        free: bytes that nobody uses, by UUID.
+    """
+    found = (answer["gpu"] for answer in ended.answers if "gpu" in answer)
+    return tuple(Gpu(**gpu, free=free.get(gpu["uuid"])) for gpu in found)
 
 
 def torch_check(installed: str, ended: Ended) -> Check:
@@ -57,13 +64,13 @@ def torch_check(installed: str, ended: Ended) -> Check:
     return passed(name, f"{found['torch']}, built for {built}")
 
 
-def gpu_check(ended: Ended, *, devices_there: bool) -> Check:
+def gpu_check(ended: Ended, found: tuple[Gpu, ...], *, devices_there: bool) -> Check:
     """Whether torch sees the GPUs that the machine has.
 
     Args:
         devices_there: whether the NVIDIA driver offers a GPU to this process.
     """
-    name, found = "GPUs", gpus_of(ended)
+    name = "GPUs"
     if found and ended.returncode == 0:
         names = ", ".join(dict.fromkeys(gpu.name for gpu in found))
         return passed(name, f"{len(found)} × {names}")

@@ -103,10 +103,10 @@ def _registration(ended: Ended) -> Check:
     refused = [part for part in parts_of(ended) if part.state == "refused"]
     if not refused:
         return passed(name, found["message"])
-    same = len({part.reason for part in refused}) == 1
+    said = all(part.reason == found["message"] for part in refused)
     detail = "; ".join(f"{part.name}: {part.reason}" for part in refused)
     hint = "install a vLLM that works, or serve without glm5-kernel"
-    return failed(name, found["message"] if same else detail, hint)
+    return failed(name, found["message"] if said else detail, hint)
 
 
 def _step_check(ended: Ended, name: str, title: str) -> Check:

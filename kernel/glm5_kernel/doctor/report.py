@@ -34,13 +34,15 @@ class Gpu:
         index: its number among those that are visible (CUDA_VISIBLE_DEVICES).
         capability: compute capability, such as "12.0".
         memory: bytes in all.
-        free: bytes that nobody uses; None where that could not be asked.
+        uuid: as nvidia-smi writes it, without its prefix; empty where torch does not tell.
+        free: bytes that nobody used; None where nvidia-smi does not tell.
     """
 
     index: int
     name: str
     capability: str
     memory: int
+    uuid: str = ""
     free: int | None = None
 
     @property
