@@ -1,0 +1,187 @@
+"""Exact top-k of the rows of a matrix of scores.
+
+Arguments, checks and the launch; `topk_kernel` holds the kernel, `indexer_configs` its tables.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from glm5_kernel.ops.checks import check_contiguous, check_device, check_dtype, check_shape, require
+from glm5_kernel.ops.indexer_configs import TOPK, TopkConfig, TopkPlan, topk_plan
+from glm5_kernel.ops.sparse_mla import device_table, supports_pdl
+from glm5_kernel.ops.topk_kernel import topk_kernel
+
+MOST_K = 2048
+"""The largest k."""
+
+
+def topk_indices(
+    logits: Tensor,
+    k: int,
+    *,
+    starts: Tensor | None = None,
+    ends: Tensor,
+    out: Tensor | None = None,
+    workspace: Tensor | None = None,
+    force_plan: TopkPlan | None = None,
+) -> Tensor:
+    """Where the k largest values of each row's range lie.
+
+    Exact: the values at the indices are those that torch.topk would give, equal ones counted; of
+    values that tie for the last places those with the smallest indices are taken, so the set is the
+    same in every run. (+0 counts as larger than −0; NaN as larger, or with its sign bit set as
+    smaller, than everything else.) The order of the indices is any.
+
+    Nothing outside a row's range is read. Neither allocates when `out` and `workspace` are given,
+    nor waits for the GPU; programs are shared out by shapes alone, so a captured CUDA graph stays
+    valid whatever the ranges are.
+
+    Args:
+        logits: [R, W] float32, rows contiguous but any distance apart, W below 2^31 − 1.
+        k: 1 to 2048.
+        starts: [R] int32: the first column of each row's range; without it, 0.
+        ends: int32, the column after the range: [R] or [B, n] with B · n = R, one for each row; or
+            [B] with B · n = R, the end for the last of the n rows of a request, each row before it
+            ends one column sooner (the decode lengths of vLLM 0.26).
+        out: result [R, k] int32, rows contiguous.
+        workspace: 1-D uint8 of at least `workspace_bytes`, 16-byte aligned, all zero before its
+            first use; every call leaves the part that must be zero as it was. Not for calls that
+            may run at the same time.
+        force_plan: share the work out like this; for measurements.
+
+    Returns:
+        [R, k] int32: positions from `starts` on, as vLLM's `top_k_per_row_prefill` gives them. A
+        row with fewer than k has all of them in order, then −1.
+
+    Raises:
+        ValueError: an argument has a shape, dtype, device or layout that is not allowed.
+    """
+    rows, columns = _check_logits(logits, k)
+    next_n, steps, last_only = _check_ranges(logits, starts, ends)
+    if out is None:
+        out = torch.empty(rows, k, dtype=torch.int32, device=logits.device)
+    _check_out(out, rows, k, logits.device)
+    if rows == 0:
+        return out
+    arch, hardware = device_table(logits.device)
+    chosen = force_plan or topk_plan(arch, rows, columns, hardware.processors)
+    space = _space(workspace, chosen, rows, logits.device)
+    config = chosen.config
+    pdl = supports_pdl(logits.device)
+    extra: dict[str, Any] = {"launch_pdl": True} if pdl else {}
+    counters, keys, indices = space
+    topk_kernel[(chosen.programs(rows),)](
+        logits,
+        ends if starts is None else starts,
+        ends,
+        out,
+        counters,
+        keys,
+        indices,
+        rows,
+        columns,
+        next_n,
+        k,
+        chosen.parts,
+        logits.stride(0),
+        out.stride(0),
+        *steps,
+        KB=1 << (k - 1).bit_length(),
+        SAMPLE=config.sample,
+        NARROW=config.narrow,
+        WIDE=config.wide,
+        TILE=config.tile,
+        SPLIT=chosen.split,
+        USE_START=starts is not None,
+        LAST_ONLY=last_only,
+        ALIGN=_alignment(logits) if starts is None else 1,
+        PDL=pdl,
+        num_warps=config.warps,
+        **extra,
+    )
+    return out
+
+
+def workspace_bytes(max_rows: int, *, device: torch.device | str = "cuda") -> int:
+    """Bytes of `workspace` that any call of up to `max_rows` rows needs on `device`."""
+    arch, hardware = device_table(torch.device(device))
+    config = TOPK[arch]
+    lists = min(max_rows, config.programs * hardware.processors)
+    return _bytes(config, max(lists, 1))
+
+
+def _bytes(config: TopkConfig, lists: int) -> int:
+    return config.counter_bytes + lists * config.wide * 8
+
+
+def _check_logits(logits: Tensor, k: int) -> tuple[int, int]:
+    require(logits.ndim == 2, "logits", f"{logits.ndim} dims", "2: [R, W]")
+    check_device("logits", logits)
+    check_dtype("logits", logits, (torch.float32,))
+    require(logits.stride(1) == 1 or logits.shape[1] <= 1, "logits", f"strides {logits.stride()}",
+            "contiguous rows")  # fmt: skip
+    rows, columns = logits.shape
+    require(columns < 2**31 - 1, "logits", f"{columns} columns", "fewer than 2^31 - 1")
+    require(1 <= k <= MOST_K, "k", str(k), f"1 to {MOST_K}")
+    return rows, columns
+
+
+def _check_ranges(
+    logits: Tensor, starts: Tensor | None, ends: Tensor
+) -> tuple[int, tuple[int, int], bool]:
+    """Rows per request, strides of `ends`, and whether it holds the last row's end alone."""
+    rows = logits.shape[0]
+    for name, value in (("starts", starts), ("ends", ends)):
+        if value is not None:
+            check_dtype(name, value, (torch.int32,))
+            require(value.device == logits.device, name, str(value.device), str(logits.device))
+    if starts is not None:
+        check_shape("starts", starts, (rows,))
+        check_contiguous("starts", starts)
+    allowed = f"[{rows}], or [B] or [B, n] with B x n = {rows}"
+    got = f"shape {list(ends.shape)}"
+    if ends.ndim == 2:
+        require(ends.numel() == rows, "ends", got, allowed)
+        return max(1, ends.shape[1]), (ends.stride(0), ends.stride(1)), False
+    fits = ends.ndim == 1 and (rows % ends.numel() == 0 if ends.numel() else rows == 0)
+    require(fits, "ends", got, allowed)
+    next_n = rows // max(1, ends.numel())
+    return max(1, next_n), (ends.stride(0), 0), next_n > 1
+
+
+def _check_out(out: Tensor, rows: int, k: int, device: torch.device) -> None:
+    check_shape("out", out, (rows, k))
+    check_dtype("out", out, (torch.int32,))
+    require(out.device == device, "out", str(out.device), str(device))
+    require(out.stride(1) == 1 or k == 1, "out", f"strides {out.stride()}", "contiguous rows")
+
+
+def _space(
+    workspace: Tensor | None, chosen: TopkPlan, rows: int, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Counters, and the lists' keys and indices, all int32."""
+    config = chosen.config
+    lists = rows if chosen.split else chosen.parts
+    needed = _bytes(config, lists)
+    if workspace is None:
+        workspace = torch.empty(needed, dtype=torch.uint8, device=device)
+        if chosen.split:
+            workspace[: config.counter_bytes].zero_()
+    check_dtype("workspace", workspace, (torch.uint8,))
+    check_contiguous("workspace", workspace)
+    require(workspace.device == device, "workspace", str(workspace.device), str(device))
+    require(workspace.numel() >= needed, "workspace", f"{workspace.numel()} bytes",
+            f"at least {needed}")  # fmt: skip
+    require(workspace.data_ptr() % 16 == 0, "workspace", "an unaligned address", "16-byte aligned")
+    numbers = workspace[: needed - needed % 4].view(torch.int32)
+    first, size = config.counter_bytes // 4, lists * config.wide
+    return numbers[:first], numbers[first : first + size], numbers[first + size :]
+
+
+def _alignment(logits: Tensor) -> int:
+    aligned = logits.data_ptr() % 16 == 0 and logits.stride(0) % 4 == 0
+    return 4 if aligned else 1
