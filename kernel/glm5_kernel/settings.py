@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, TypeVar, get_args
 
 Choice = Literal["auto", "stock", "triton"]
 Switch = Literal["auto", "stock"]
+_Value = TypeVar("_Value", bound=str)
 
 
 class SettingError(ValueError):
@@ -45,7 +46,7 @@ def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
     return Settings(attention, indexer, gguf)
 
 
-def _one_of[T: str](environment: Mapping[str, str], name: str, allowed: tuple[T, ...]) -> T:
+def _one_of(environment: Mapping[str, str], name: str, allowed: tuple[_Value, ...]) -> _Value:
     found = environment.get(name, "").strip().lower() or "auto"
     for value in allowed:
         if value == found:

@@ -1,0 +1,131 @@
+"""What we use of vLLM that it does not promise, and whether this vLLM has it.
+
+Read in vLLM 0.26.0. A name that is gone or takes other arguments is reported by name, so that a
+patched or newer vLLM is refused with a reason instead of failing in the middle of a forward pass.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Need:
+    """One name.
+
+    Args:
+        name: attribute path within the module; empty for the module itself.
+        parameters: arguments that it must take, by these names.
+    """
+
+    module: str
+    name: str = ""
+    parameters: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.module}.{self.name}" if self.name else self.module
+
+
+_MLA_ARGUMENTS = (
+    "num_heads", "head_size", "scale", "num_kv_heads", "alibi_slopes", "sliding_window",
+    "kv_cache_dtype", "logits_soft_cap", "attn_type", "kv_sharing_target_layer_name",
+    "indexer", "topk_indices_buffer",
+)  # fmt: skip
+_SPARSE = "vllm.model_executor.layers.attention.sparse_mla_attention"
+_BACKEND = "vllm.v1.attention.backend"
+_INDEXER = "vllm.model_executor.layers.sparse_attn_indexer"
+_METADATA = "vllm.v1.attention.backends.mla.indexer"
+
+REGISTRY = (
+    Need("vllm.v1.attention.backends.registry", "AttentionBackendEnum.CUSTOM"),
+    Need("vllm.v1.attention.backends.registry", "register_backend", ("backend", "class_path")),
+)
+SELECTION = (
+    Need("vllm.v1.attention.selector", "AttentionSelectorConfig"),
+    Need(
+        "vllm.platforms.interface", "Platform.get_attn_backend_cls",
+        ("selected_backend", "attn_selector_config", "num_heads"),
+    ),
+)  # fmt: skip
+ATTENTION = (
+    *REGISTRY,
+    *SELECTION,
+    Need(_SPARSE, "SparseMLACommonImpl.__init__", _MLA_ARGUMENTS),
+    Need(
+        _SPARSE, "SparseMLACommonMetadataBuilder.build",
+        ("common_prefix_len", "common_attn_metadata", "fast_build"),
+    ),
+    Need(_BACKEND, "AttentionBackend.validate_configuration", ("device_capability",)),
+    Need(_BACKEND, "AttentionBackend.get_kv_cache_shape", ("num_blocks", "block_size")),
+    Need(_BACKEND, "AttentionCGSupport.UNIFORM_BATCH"),
+    Need(_BACKEND, "AttentionMetadata"),
+    Need(
+        _BACKEND, "AttentionMetadataBuilder._init_reorder_batch_threshold",
+        ("reorder_batch_threshold", "supports_spec_as_decode"),
+    ),
+    Need(_BACKEND, "MLAAttentionImpl.forward_mqa",
+         ("q", "kv_c_and_k_pe_cache", "attn_metadata", "layer")),
+
+    Need("vllm.v1.worker.workspace", "current_workspace_manager"),
+    Need("vllm.v1.worker.workspace", "WorkspaceManager.get_simultaneous", ("shapes_and_dtypes",)),
+    Need("vllm.config", "get_current_vllm_config"),
+    Need("vllm.config", "get_current_vllm_config_or_none"),
+)  # fmt: skip
+INDEXER = (
+    Need(
+        _INDEXER, "SparseAttnIndexer.__init__",
+        ("k_cache", "quant_block_size", "scale_fmt", "topk_tokens", "head_dim", "max_model_len",
+         "max_total_seq_len", "topk_indices_buffer", "skip_k_cache_insert", "use_fp4_cache"),
+    ),
+    Need(
+        _INDEXER, "SparseAttnIndexer.forward_cuda", ("hidden_states", "q_quant", "k", "weights"),
+    ),
+    Need("vllm.model_executor.custom_op", "CustomOp.register_oot", ("name",)),
+    Need("vllm.model_executor.custom_op", "op_registry_oot"),
+    Need("vllm.config.compilation", "CompilationConfig._attention_ops"),
+    Need(_METADATA, "DeepseekV32IndexerMetadata"),
+    Need(_METADATA, "DeepSeekV32IndexerDecodeMetadata"),
+    Need(_METADATA, "DeepseekV32IndexerPrefillChunkMetadata"),
+    Need(_METADATA, "has_deep_gemm"),
+    Need("vllm._custom_ops", "indexer_k_quant_and_cache",
+         ("k", "kv_cache", "slot_mapping", "quant_block_size", "kv_cache_dtype")),
+    Need("vllm._custom_ops", "cp_gather_indexer_k_quant_cache",
+         ("kv_cache", "dst_k", "dst_scale", "block_table", "cu_seq_lens")),
+    Need("vllm.v1.attention.ops.common", "pack_seq_triton", ("x", "lengths")),
+    Need("vllm.v1.attention.ops.common", "unpack_seq_triton", ("packed_tensor", "lengths")),
+    Need("vllm.forward_context", "get_forward_context"),
+    Need("vllm.v1.worker.workspace", "current_workspace_manager"),
+    Need("vllm.utils.torch_utils", "direct_register_custom_op",
+         ("op_name", "op_func", "mutates_args", "fake_impl", "target_lib")),
+    Need("vllm.utils.torch_utils", "_encode_layer_name", ("layer_name",)),
+    Need("vllm.utils.torch_utils", "_resolve_layer_name", ("layer_name",)),
+    Need("vllm.utils.torch_utils", "LayerNameType"),
+    Need("vllm.compilation.breakable_cudagraph", "eager_break_during_capture", ("fn",)),
+)  # fmt: skip
+
+
+def missing(needs: Iterable[Need]) -> list[str]:
+    """What this vLLM lacks, one sentence each; empty where all is as known. Imports the modules."""
+    return [problem for need in needs if (problem := _problem(need))]
+
+
+def _problem(need: Need) -> str | None:
+    try:
+        found: object = importlib.import_module(need.module)
+    except ImportError as error:
+        return f"{need.module} does not import ({error})"
+    for part in filter(None, need.name.split(".")):
+        if not hasattr(found, part):
+            return f"{need} is gone"
+        found = getattr(found, part)
+    lacking = set(need.parameters) - _parameters(found) if need.parameters else set()
+    return f"{need} takes no {', '.join(sorted(lacking))}" if lacking else None
+
+
+def _parameters(function: object) -> set[str]:
+    if not callable(function):
+        return set()
+    return set(inspect.signature(function).parameters)
