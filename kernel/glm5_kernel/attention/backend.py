@@ -15,7 +15,7 @@ from torch import Tensor
 
 from glm5_kernel.attention import NAME
 from glm5_kernel.attention.limits import Case, row_values, unsupported
-from glm5_kernel.attention.workspace import reserve
+from glm5_kernel.attention.workspace import DETERMINISTIC_TOKENS, reserve, take
 from glm5_kernel.compat import api
 from glm5_kernel.ops.sparse_mla import sparse_mla
 from glm5_kernel.report import report_attention
@@ -175,7 +175,7 @@ class TritonMLASparseImpl(api.SparseMLACommonImpl):
         self._workspace_bytes = reserve(
             config.scheduler_config.max_num_batched_tokens, num_heads,
             self.topk_indices_buffer, fp8=kv_cache_dtype == "fp8_ds_mla",
-            latent_dim=self.kv_lora_rank,
+            latent_dim=self.kv_lora_rank, deterministic=self._deterministic,
         )  # fmt: skip
         report_attention(NAME, kv_cache_dtype, config.model_config.dtype)
 
@@ -196,25 +196,35 @@ class TritonMLASparseImpl(api.SparseMLACommonImpl):
             [T, H, 512] in q's dtype and the natural-log LSE [T, H] float32.
         """
         tokens = (q[0] if isinstance(q, tuple) else q).shape[0]
+        step = min(tokens, DETERMINISTIC_TOKENS) if self._deterministic else tokens
+        if step == tokens:
+            return self._attend(q, kv_c_and_k_pe_cache, attn_metadata, slice(0, tokens))
+        parts = [
+            self._attend(
+                q, kv_c_and_k_pe_cache, attn_metadata, slice(first, min(first + step, tokens))
+            )
+            for first in range(0, tokens, step)
+        ]
+        return torch.cat([out for out, _ in parts]), torch.cat([lse for _, lse in parts])
+
+    def _attend(
+        self,
+        q: Tensor | tuple[Tensor, Tensor],
+        cache: Tensor,
+        metadata: TritonMLASparseMetadata,
+        rows: slice,
+    ) -> tuple[Tensor, Tensor]:
         fp8 = self.kv_cache_dtype == "fp8_ds_mla"
-        cache = kv_c_and_k_pe_cache.view(torch.uint8) if fp8 else kv_c_and_k_pe_cache
+        queries = (q[0][rows], q[1][rows]) if isinstance(q, tuple) else q[rows]
         return sparse_mla(
-            q,
-            cache,
-            self.topk_indices_buffer[:tokens],
+            queries,
+            cache.view(torch.uint8) if fp8 else cache,
+            self.topk_indices_buffer[rows],
             self.scale,
             latent_dim=self.kv_lora_rank,
             rope_dim=self.qk_rope_head_dim,
-            block_table=attn_metadata.block_table,
-            request_ids=attn_metadata.req_id_per_token[:tokens],
-            workspace=self._workspace(),
+            block_table=metadata.block_table,
+            request_ids=metadata.req_id_per_token[rows],
+            workspace=take(self._workspace_bytes),
             deterministic=self._deterministic,
         )
-
-    def _workspace(self) -> Tensor | None:
-        if not self._workspace_bytes:
-            return None
-        shape = ((self._workspace_bytes,), torch.uint8)
-        (found,) = api.current_workspace_manager().get_simultaneous(shape)
-        workspace: Tensor = found
-        return workspace

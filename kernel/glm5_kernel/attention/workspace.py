@@ -10,21 +10,48 @@ from torch import Tensor
 from glm5_kernel.compat import api
 from glm5_kernel.ops.sparse_mla import workspace_bytes
 
+DETERMINISTIC_TOKENS = 1024
+"""Tokens of one call where results must not depend on the batch: each then splits its work into as
+many parts as a single token would, so a whole prefill at once would need a gigabyte."""
+
 
 def reserve(
-    max_tokens: int, heads: int, topk_indices: Tensor, *, fp8: bool, latent_dim: int
+    max_tokens: int,
+    heads: int,
+    topk_indices: Tensor,
+    *,
+    fp8: bool,
+    latent_dim: int,
+    deterministic: bool,
 ) -> int:
     """Bytes that any call needs, reserved now: the pool is locked once vLLM has warmed up."""
-    needed = _needed(
-        max_tokens, heads, topk_indices.shape[-1], fp8, latent_dim, topk_indices.device
-    )
-    if needed:
-        api.current_workspace_manager().get_simultaneous(((needed,), torch.uint8))
+    tokens = min(max_tokens, DETERMINISTIC_TOKENS) if deterministic else max_tokens
+    device = topk_indices.device
+    needed = _needed(tokens, heads, topk_indices.shape[-1], fp8, latent_dim, device, deterministic)
+    take(needed)
     return needed
+
+
+def take(size: int) -> Tensor | None:
+    """That many bytes of the pool, uint8; None for none."""
+    if not size:
+        return None
+    (found,) = api.current_workspace_manager().get_simultaneous(((size,), torch.uint8))
+    workspace: Tensor = found
+    return workspace
 
 
 @functools.lru_cache(maxsize=8)
 def _needed(
-    max_tokens: int, heads: int, topk: int, fp8: bool, latent_dim: int, device: torch.device
+    tokens: int,
+    heads: int,
+    topk: int,
+    fp8: bool,
+    latent_dim: int,
+    device: torch.device,
+    deterministic: bool,
 ) -> int:
-    return workspace_bytes(max_tokens, heads, topk, fp8=fp8, latent_dim=latent_dim, device=device)
+    return workspace_bytes(
+        tokens, heads, topk, fp8=fp8, latent_dim=latent_dim, device=device,
+        deterministic=deterministic,
+    )  # fmt: skip

@@ -24,7 +24,6 @@ from vllm.v1.attention.backend import (
     AttentionCGSupport,
     AttentionMetadata,
 )
-from vllm.v1.attention.ops.common import pack_seq_triton, unpack_seq_triton
 from vllm.v1.worker.workspace import current_workspace_manager
 
 __all__ = [
@@ -44,6 +43,4 @@ __all__ = [
     "get_current_vllm_config",
     "get_current_vllm_config_or_none",
     "get_forward_context",
-    "pack_seq_triton",
-    "unpack_seq_triton",
 ]

@@ -94,8 +94,6 @@ INDEXER = (
          ("k", "kv_cache", "slot_mapping", "quant_block_size", "kv_cache_dtype")),
     Need("vllm._custom_ops", "cp_gather_indexer_k_quant_cache",
          ("kv_cache", "dst_k", "dst_scale", "block_table", "cu_seq_lens")),
-    Need("vllm.v1.attention.ops.common", "pack_seq_triton", ("x", "lengths")),
-    Need("vllm.v1.attention.ops.common", "unpack_seq_triton", ("packed_tensor", "lengths")),
     Need("vllm.forward_context", "get_forward_context"),
     Need("vllm.v1.worker.workspace", "current_workspace_manager"),
     Need("vllm.utils.torch_utils", "direct_register_custom_op",

@@ -177,29 +177,44 @@ def _decode(
     buffer: Tensor,
     topk_tokens: int,
 ) -> None:
-    """The decode tokens, in requests of `next_n` tokens each."""
+    """The decode tokens: `next_n` of each request, or each on its own where requests differ."""
     decode, tokens = metadata.decode, metadata.num_decode_tokens
-    lengths = decode.decode_lens
+    requests = decode.decode_lens.shape[0]
     if decode.requires_padding:
-        # The weights are packed like q, or they would meet the scores of other tokens.
-        q = api.pack_seq_triton(q_quant[:tokens], lengths)
-        weights = api.pack_seq_triton(weights[:tokens].contiguous(), lengths, 0.0).flatten(0, 1)
+        context, table = one_by_one(
+            decode.decode_lens, decode.seq_lens[:requests, -1], decode.block_table, tokens
+        )
     else:
-        q = q_quant[:tokens].reshape(lengths.shape[0], -1, *q_quant.shape[1:])
-    requests, next_n = q.shape[:2]
-    rows = requests * next_n
-    chosen = None if decode.requires_padding else buffer[:rows, :topk_tokens]
-    found = decode_topk(
-        q,
+        context, table = decode.seq_lens[:requests], decode.block_table
+    decode_topk(
+        q_quant[:tokens].view(context.shape[0], -1, *q_quant.shape[1:]),
         kv_cache,
-        weights[:rows],
-        decode.seq_lens[:requests],
-        decode.block_table,
+        weights[:tokens],
+        context,
+        table,
         topk_tokens,
         max_context=width,
-        out=chosen,
-        workspace=_workspaces[q.device],
+        out=buffer[:tokens, :topk_tokens],
+        workspace=_workspaces[q_quant.device],
     )
-    if decode.requires_padding:
-        unpacked = api.unpack_seq_triton(found.view(requests, next_n, topk_tokens), lengths)
-        buffer[: unpacked.shape[0], :topk_tokens] = unpacked
+
+
+def one_by_one(
+    decode_lens: Tensor, seq_lens: Tensor, block_table: Tensor, tokens: int
+) -> tuple[Tensor, Tensor]:
+    """Contexts [tokens, 1] and block tables [tokens, pages] of tokens that are asked on their own.
+
+    vLLM pads such requests to the longest, which needs its length on the host; this needs nothing
+    from the GPU. Padding tokens, behind the last request, have a context of 0.
+
+    Args:
+        decode_lens: [B] int32: the tokens of each request, in order.
+        seq_lens: [B] int32: the context of each request's last token, itself included.
+        block_table: [B, pages] int32.
+    """
+    ends = decode_lens.cumsum(0)
+    token = torch.arange(tokens, device=decode_lens.device)
+    request = torch.searchsorted(ends, token, right=True).clamp_(max=decode_lens.shape[0] - 1)
+    context = seq_lens[request] - (ends[request] - token) + 1
+    context = torch.where(token < ends[-1], context, 0).to(torch.int32)
+    return context.unsqueeze(1), block_table[request]

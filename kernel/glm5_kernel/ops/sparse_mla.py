@@ -119,14 +119,22 @@ def workspace_bytes(
     fp8: bool,
     latent_dim: int = 512,
     device: torch.device | str = "cuda",
+    deterministic: bool | None = None,
 ) -> int:
-    """Bytes of `workspace` that any call of up to `max_tokens` tokens needs on `device`."""
+    """Bytes of `workspace` that any call of up to `max_tokens` tokens needs on `device`.
+
+    Args:
+        deterministic: only calls that are (these need far more, since they split whatever the
+            batch), or only calls that are not; without it, either.
+    """
     arch, hardware = device_table(torch.device(device))
     kv: Kv = "fp8" if fp8 else "16bit"
+    modes = [{"deterministic": True}] if deterministic is not False else []
+    modes += [{}, {"block_table": True}] if not deterministic else []
     plans = [
         (t, plan(arch, kv, t, heads, topk, hardware, **mode))
         for t in range(1, max_tokens + 1)
-        for mode in ({}, {"block_table": True}, {"deterministic": True})
+        for mode in modes
     ]
     return max((_partial_bytes(t, heads, p.parts, latent_dim) for t, p in plans), default=0)
 
