@@ -8,14 +8,18 @@ import stat
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
+from glm5_deploy.demo.bed import BedHost
 from glm5_deploy.demo.place import HOST, Place
 from glm5_deploy.demo.rootfs import require_prerequisites
 
 from tests.e2e.conftest import Cli, CliResult
 
 pytestmark = pytest.mark.vllm
+UNIT = "glm5-demo-cpu.service"
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +43,8 @@ def test_a_demo_serves_and_proves_a_model_on_real_vllm(cli: Cli, place: Place) -
     checks = {check["name"]: check for check in smoke["hosts"][HOST]["checks"]}
     assert checks["expected answer 1"]["status"] == "passed"
     assert {check["status"] for check in checks.values()} <= {"passed", "skipped"}
+    assert checks["doctor"]["status"] == "passed"
+    assert checks["doctor"]["detail"].startswith("vLLM 0.32.0")
     # really vLLM, really on the host
     host = place.bed().hosts[HOST]
     assert "VLLM::" in host.exec(["ps", "-eo", "comm"]).stdout
@@ -48,7 +54,7 @@ def test_a_demo_serves_and_proves_a_model_on_real_vllm(cli: Cli, place: Place) -
 
 def test_a_second_demo_changes_nothing(cli: Cli, place: Place) -> None:
     host = place.bed().hosts[HOST]
-    started = "systemctl", "show", "--property=ExecMainStartTimestamp", "glm5-demo-cpu.service"
+    started = "systemctl", "show", "--property=ExecMainStartTimestamp", UNIT
     before = host.exec(started).stdout
     assert re.search(rf"{HOST} +unchanged +0 changes", demo(cli, place).output)
     assert host.exec(started).stdout == before
@@ -66,6 +72,82 @@ def test_the_api_key_is_shown_nowhere(cli: Cli, place: Place) -> None:
     assert key not in host.exec(["ps", "-eo", "args"]).stdout
     assert key not in host.exec(["journalctl", "--no-pager"]).stdout
     assert key not in json.dumps(cli("status", "-i", place.inventory, "--json").json)
+
+
+def test_the_doctor_is_green_on_the_host_and_names_its_vllm(place: Place) -> None:
+    host = place.bed().hosts[HOST]
+    python = f"{venv_of(host)}/bin/python"
+    document = json.loads(host.exec([python, "-m", "glm5_kernel", "doctor", "--json"]).stdout)
+    assert document["ok"] is True
+    assert document["versions"]["vllm"].startswith("0.32.0")
+    assert {part["state"] for part in document["parts"]} == {"stock"}
+    checks = {check["name"]: check for check in document["checks"]}
+    assert checks["entry point"]["status"] == checks["registration"]["status"] == "passed"
+    assert (checks["merge"]["status"], checks["merge"]["detail"]) == ("skipped", "no GPU")
+    table = host.exec([python, "-m", "glm5_kernel", "doctor"]).stdout
+    assert table.splitlines()[-1].startswith("ok: ")
+
+
+def test_a_host_that_the_doctor_refuses_keeps_its_server(cli: Cli, place: Place) -> None:
+    host = place.bed().hosts[HOST]
+    before = invocation(host)
+    inventory = overridden(place, environment={"GLM5_INDEXER": "nonsense"})
+    for _ in range(2):  # what was installed and written meanwhile does not let it pass
+        refused = cli("up", "-i", inventory, "--json", expect=1).json["hosts"][HOST]
+        assert refused["status"] == "failed"
+        assert "the kernel doctor refuses this host" in refused["error"]["message"]
+        assert "GLM5_INDEXER=nonsense" in refused["error"]["message"]
+        statuses = {check["name"]: check["status"] for check in refused["checks"]}
+        assert (statuses["vLLM"], statuses["registration"]) == ("passed", "failed")
+        assert [change["stage"] for change in refused["changes"]] == []
+    assert invocation(host) == before
+
+
+def test_the_plugin_is_found_in_server_engine_and_worker(cli: Cli, place: Place) -> None:
+    host = place.bed().hosts[HOST]
+    # vLLM logs nothing of plugins while it reads the server's arguments: a setting that the plugin
+    # refuses shows that it was called there, before there is an engine.
+    serve = [f"{venv_of(host)}/bin/vllm", "serve", "/opt/glm5/models/tiny-alphabet"]
+    refused = host.exec(["env", "GLM5_INDEXER=nonsense", *serve], check=False)
+    assert refused.returncode != 0
+    said = refused.stdout + refused.stderr
+    assert "GLM5_INDEXER=nonsense" in said
+    assert "EngineCore" not in said
+
+    inventory = overridden(
+        place,
+        serve={"args": {"distributed-executor-backend": "mp"}},
+        environment={"VLLM_LOGGING_LEVEL": "DEBUG"},
+    )
+    up = cli("up", "-i", inventory, "--json", expect=0).json["hosts"][HOST]
+    assert ("kernel", "verify") in {(c["stage"], c["action"]) for c in up["changes"]}
+    journal = host.exec(
+        ["journalctl", "-o", "cat", f"_SYSTEMD_INVOCATION_ID={invocation(host)}"]
+    ).stdout
+    line = r"^\((\w+)\S* pid=\d+\) .*glm5_kernel: vLLM 0\.32\.0"
+    assert set(re.findall(line, journal, re.MULTILINE)) == {"EngineCore", "VllmWorker"}
+
+
+def venv_of(host: BedHost) -> str:
+    """The environment of the release that is served."""
+    profile = json.loads(host.exec(["cat", "/opt/glm5/current/profile.json"]).stdout)
+    return f"/opt/glm5/venvs/{profile['venv']}"
+
+
+def invocation(host: BedHost) -> str:
+    """Changes with every start of the service."""
+    return host.exec(
+        ["systemctl", "show", "--value", "--property=InvocationID", UNIT]
+    ).stdout.strip()
+
+
+def overridden(place: Place, **more: dict[str, Any]) -> Path:
+    """The demo's inventory with more in the host's `override`."""
+    document = yaml.safe_load(place.inventory.read_text())
+    document["hosts"][HOST]["override"] |= more
+    path = place.folder / "overridden.yml"
+    path.write_text(yaml.safe_dump(document))
+    return path
 
 
 def test_down_leaves_nothing(cli: Cli, place: Place) -> None:
