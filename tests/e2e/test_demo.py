@@ -99,7 +99,7 @@ def test_a_host_that_the_doctor_refuses_keeps_its_server(cli: Cli, place: Place)
         assert "GLM5_INDEXER=nonsense" in refused["error"]["message"]
         statuses = {check["name"]: check["status"] for check in refused["checks"]}
         assert (statuses["vLLM"], statuses["registration"]) == ("passed", "failed")
-        assert [change["stage"] for change in refused["changes"]] == []
+        assert not {"release", "service"} & {change["stage"] for change in refused["changes"]}
     assert invocation(host) == before
 
 
@@ -136,9 +136,8 @@ def venv_of(host: BedHost) -> str:
 
 def invocation(host: BedHost) -> str:
     """Changes with every start of the service."""
-    return host.exec(
-        ["systemctl", "show", "--value", "--property=InvocationID", UNIT]
-    ).stdout.strip()
+    show = ["systemctl", "show", "--value", "--property=InvocationID", UNIT]
+    return host.exec(show).stdout.strip()
 
 
 def overridden(place: Place, **more: dict[str, Any]) -> Path:
