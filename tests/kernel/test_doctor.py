@@ -316,6 +316,18 @@ def test_deepgemm_that_crashes_is_a_row() -> None:
     assert found.hint == "GLM5_INDEXER=triton keeps DeepGEMM out"
 
 
+def test_a_vllm_that_does_not_import_is_one_failed_row() -> None:
+    found = statuses(ended(REGISTERED, {"begin": "names"}, returncode=-9))
+    assert found["vLLM's names"] == ("failed", "the process was ended by SIGKILL")
+    assert found["choosing an indexer"] == ("skipped", "not reached")
+
+
+@pytest.mark.parametrize("idle", ["no GPU", "no part is registered"])
+def test_without_a_gpu_nothing_more_is_asked(idle: str) -> None:
+    found = statuses(ended(REGISTERED, {"idle": idle}))
+    assert found["vLLM's names"] == found["choosing an indexer"] == ("skipped", idle)
+
+
 def test_a_full_gpu_leaves_the_indexer_open() -> None:
     unknown = {"step": "indexer", "unknown": "GPU memory is full"}
     answer = ended(REGISTERED, {"begin": "names"}, NAMES_OK, {"begin": "indexer"}, unknown)

@@ -25,12 +25,16 @@ def answer(emit: Emit) -> None:
         "message": done.message,
         "parts": [asdict(part) for part in done.parts],
     })  # fmt: skip
-    if any(p.name in ("attention", "indexer") and p.state == "registered" for p in done.parts):
-        import torch
+    if not any(p.name in ("attention", "indexer") and p.state == "registered" for p in done.parts):
+        emit({"idle": "no part is registered"})
+        return
+    import torch
 
-        if torch.cuda.is_available():
-            _answer_step(emit, "names", _names)
-            _answer_step(emit, "indexer", _indexer)
+    if not torch.cuda.is_available():
+        emit({"idle": "no GPU"})
+        return
+    _answer_step(emit, "names", _names)
+    _answer_step(emit, "indexer", _indexer)
 
 
 def _answer_step(emit: Emit, name: str, step: Callable[[], Answer]) -> None:
@@ -91,7 +95,7 @@ def registration_checks(ended: Ended) -> tuple[Check, ...]:
     first = _registration(ended)
     if first.status == "failed":
         return (first,)
-    return (first, *(_step_check(ended, name, title) for name, title in _STEPS.items()))
+    return (first, *(_step_check(ended, name) for name in _STEPS))
 
 
 def _registration(ended: Ended) -> Check:
@@ -109,13 +113,10 @@ def _registration(ended: Ended) -> Check:
     return failed(name, found["message"] if said else detail, hint)
 
 
-def _step_check(ended: Ended, name: str, title: str) -> Check:
-    found = _step(ended, name)
+def _step_check(ended: Ended, name: str) -> Check:
+    title, found = _STEPS[name], _step(ended, name)
     if found is None:
-        if not any(answer.get("begin") == name for answer in ended.answers):
-            return skipped(title, "nothing registered that serves on a GPU here")
-        hint = "GLM5_INDEXER=triton keeps DeepGEMM out" if name == "indexer" else "report this"
-        return failed(title, ended.why(), hint)
+        return _without_answer(ended, name)
     if name == "indexer":
         if "unknown" in found:
             return skipped(title, found["unknown"])
@@ -124,6 +125,16 @@ def _step_check(ended: Ended, name: str, title: str) -> Check:
         hint = "this vLLM is not as released: install the version from its lock anew"
         return failed(title, "; ".join(found["missing"]), hint)
     return passed(title, f"{found['count']} that the parts use are as known")
+
+
+def _without_answer(ended: Ended, name: str) -> Check:
+    """Nothing to do, or the process ended in this step or in one before it."""
+    idle = next((answer["idle"] for answer in ended.answers if "idle" in answer), None)
+    unanswered = next(step for step in _STEPS if _step(ended, step) is None)
+    if idle is not None or unanswered != name:
+        return skipped(_STEPS[name], idle or "not reached")
+    hint = "GLM5_INDEXER=triton keeps DeepGEMM out" if name == "indexer" else "report this"
+    return failed(_STEPS[name], ended.why(), hint)
 
 
 def _step(ended: Ended, name: str) -> Answer | None:
