@@ -1,0 +1,227 @@
+"""docs/serving.md from benchmarks/results/serve-h200.json."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from . import cases, model
+from .parity import ALONE, REFERENCE
+
+Row = dict[str, Any]
+
+TEXT = """\
+# Serving, compared with stock vLLM
+
+The plugin in unmodified vLLM {vllm} on {device}: our attention backend and our indexer, forced for
+both, against vLLM's own sparse MLA backends with DeepGEMM's indexer. `flashmla` is
+FLASHMLA_SPARSE, `flashattn` FLASH_ATTN_MLA_SPARSE.
+
+The model is a small `glm_moe_dsa` with fixed random weights ({layers} layers, {heads} heads,
+GLM-5's own head dims and indexer), shaped so that the attention is sharp and its selection
+matters: random selection instead of the indexer's moves log-probabilities by about ten times what
+bf16 rounding does. Prompts have 10, 400, 2,000, 5,000 and 12,000 tokens; every position of every
+prompt is compared, and 48 decoded tokens after each, on the same continuation.
+
+## The same answers
+
+Mean |Δ log p| against transformers in float32, over all positions. *ratio*: ours over the larger
+of what stock's backends with the same cache and top-k have. {reference_note}
+
+{reference}
+
+Against stock itself, the yardstick being what stock's two backends differ by in bf16 (for fp8:
+stock's fp8 from stock's bf16).
+
+{stock}
+
+All differences, with the largest, and the first token that another choice was made for, are in
+`benchmarks/results/serve-h200.json`.
+
+## Alone and among 64
+
+The first {alone} of 64 requests of 12 to 5,000 tokens, half of them with a common beginning, asked
+alone and then among all 64. Kernels of stock vLLM (matrix products, experts) round differently in
+another batch; with `VLLM_BATCH_INVARIANT=1`, which no stock sparse backend allows and ours does,
+they do not.
+
+{crowd}
+
+## What was started
+
+{started}
+
+## Throughput
+
+`vllm bench serve`, random prompts, {output} output tokens each; output tokens a second, medians
+over rounds in one run, all servers started alike, one measured at a time. In brackets the share of
+the best stock backend with the same cache.
+
+{throughput}
+
+Median time to the first token, ms:
+
+{latency}
+
+## Again
+
+    tests/gpu/serve/prepare.sh                         # the plugin's wheel, into build/serve
+    python3 tests/gpu/serve/run.py --part stock --part ours --out DIR
+    python3 tests/gpu/serve/run.py --part throughput --out DIR
+    python3 tests/gpu/serve/run.py --part tp2 --out DIR    # two GPUs
+    python3 tests/gpu/serve/results.py merge DIR           # after each; writes this page
+
+Cases that `build/serve` has answers for are not started again.
+"""
+
+
+def table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    if not body:
+        return "Not measured yet."
+    lines = [head, ["---"] * len(head), *body]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def number(value: float | None) -> str:
+    """Four decimals, or a dash."""
+    return "–" if value is None else f"{value:.4f}"
+
+
+def pair(found: Sequence[Row], case: str, against: str, key: str) -> list[str]:
+    """A figure of the prompt row and of the decode row."""
+    chosen = {
+        row["what"]: row for row in found if row["case"] == case and row["against"] == against
+    }
+    return [number(chosen[what][key]) if what in chosen else "–" for what in ("prompt", "decode")]
+
+
+def ratios(judged: Sequence[Row], case: str, against: str) -> list[str]:
+    """Ours over the yardstick, prompt and decode."""
+    chosen = {
+        row["what"]: row["ratio"]
+        for row in judged
+        if row["case"] == case and row["against"] == against
+    }
+    return [f"{chosen[what]:.2f}" if what in chosen else "" for what in ("prompt", "decode")]
+
+
+def reference_table(document: Row) -> str:
+    """Every case against float32."""
+    body = []
+    for name in document["cases"]:
+        mean = pair(document["parity"], name, REFERENCE, "mean_abs_dlogp")
+        most = pair(document["parity"], name, REFERENCE, "max_abs_dlogp")
+        share = ratios(document["judged"], name, REFERENCE)
+        if mean != ["–", "–"]:
+            body.append([name, mean[0], most[0], share[0], mean[1], most[1], share[1]])
+    head = ["case", "prompt: mean", "max", "ratio", "decode: mean", "max", "ratio"]
+    return table(head, body)
+
+
+def stock_table(document: Row) -> str:
+    """Pairs of cases, ours and the yardsticks."""
+    body = []
+    seen = dict.fromkeys((row["case"], row["against"]) for row in document["parity"])
+    for case, against in seen:
+        if against in (REFERENCE, ALONE):
+            continue
+        mean = pair(document["parity"], case, against, "mean_abs_dlogp")
+        share = ratios(document["judged"], case, against)
+        firsts = [
+            row["first_divergence"]
+            for row in document["parity"]
+            if (row["case"], row["against"], row["what"]) == (case, against, "decode")
+        ]
+        first = "–" if firsts[0] is None else str(firsts[0])
+        body.append([case, against, mean[0], share[0], mean[1], share[1], first])
+    head = ["case", "against", "prompt", "ratio", "decode", "ratio", "first other token"]
+    return table(head, body)
+
+
+def crowd_table(document: Row) -> str:
+    """Same tokens, and the differences up to the first that differs."""
+    body = [
+        [
+            row["case"],
+            f"{row['same_tokens']} of {row['requests']}",
+            number(row["mean_abs_dlogp"]),
+            number(row["max_abs_dlogp"]),
+        ]
+        for row in document["parity"]
+        if row["what"] == "crowd"
+    ]
+    return table(["case", "same tokens", "mean |Δ log p|", "max"], body)
+
+
+def started_table(document: Row) -> str:
+    """The pairwise table of what was started."""
+    body = []
+    for name, row in document["cases"].items():
+        yes = {True: "yes", False: "–"}
+        body.append(
+            [
+                name,
+                ", ".join(row["served_by"]),
+                row["kv"],
+                "graphs" if row["graphs"] else "eager",
+                yes[row["prefix"]],
+                str(row["chunk"]),
+                str(row["topk"]),
+                yes[row["mqa"]],
+                str(row["drafts"] or "–"),
+                str(row["tensor_parallel"]),
+            ]
+        )
+    head = ["case", "served by", "KV", "mode", "prefix cache", "chunk", "top-k"]
+    return table([*head, "force MQA", "drafts", "GPUs"], body)
+
+
+def loads_table(document: Row, key: str, share: bool) -> str:
+    """A row for each load, a column for each server."""
+    found = {(r["concurrency"], r["prompt_tokens"], r["impl"]): r for r in document["throughput"]}
+    names = [name for name in cases.THROUGHPUT if any(name == key_[2] for key_ in found)]
+    body = []
+    for concurrency, prompt in dict.fromkeys(key_[:2] for key_ in found):
+        cells = []
+        for name in names:
+            row = found.get((concurrency, prompt, name))
+            text = f"{row[key]:.0f}" if row else "–"
+            if row and share and cases.ALL[name].ours:
+                rivals = [
+                    other[key]
+                    for peer in names
+                    if not cases.ALL[peer].ours
+                    and cases.ALL[peer].kv == cases.ALL[name].kv
+                    and (other := found.get((concurrency, prompt, peer)))
+                ]
+                text += f" ({row[key] / max(rivals):.2f})" if rivals else ""
+            cells.append(text)
+        body.append([f"{concurrency} × {prompt:,}", *cells])
+    return table(["requests × tokens", *names], body)
+
+
+def text(document: Row) -> str:
+    """The whole page."""
+    about = document["versions"]
+    lengths = {
+        length
+        for row in document["parity"]
+        if row["against"] == REFERENCE
+        for length in row.get("by_prompt", {})
+    }
+    return TEXT.format(
+        vllm=about.get("vllm", "0.26.0"),
+        device=document["device"].split(",")[0] or "an H200",
+        layers=model.LAYERS,
+        heads=model.HEADS,
+        reference_note="" if lengths else "Not measured yet.",
+        reference=reference_table(document),
+        stock=stock_table(document),
+        alone=24,
+        crowd=crowd_table(document),
+        started=started_table(document),
+        output=128,
+        throughput=loads_table(document, "tokens_per_s", True),
+        latency=loads_table(document, "ttft_ms", False),
+    )

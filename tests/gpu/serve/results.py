@@ -1,0 +1,105 @@
+#!/usr/bin/env python3
+"""Keep what a GPU run gathered, compare it, and write the results and their page.
+
+    python tests/gpu/serve/results.py merge DIR     # DIR: the run's --out
+    python tests/gpu/serve/results.py write         # compare again, from what is kept
+
+Answers are kept in build/serve (not in git: they are large); benchmarks/results/serve-h200.json
+and docs/serving.md are made from them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+from serve import cases, page, parity  # noqa: E402
+
+ROOT = HERE.parents[2]
+KEPT = ROOT / "build" / "serve"
+RESULTS = ROOT / "benchmarks" / "results" / "serve-h200.json"
+PAGE = ROOT / "docs" / "serving.md"
+Document = dict[str, Any]
+
+
+def read(path: Path) -> Document:
+    """A JSON file, or nothing where there is none."""
+    return dict(json.loads(path.read_text())) if path.is_file() else {}
+
+
+def merge(folder: Path) -> None:
+    """Add a run's answers, references and measurements to what is kept."""
+    KEPT.mkdir(parents=True, exist_ok=True)
+    for name in ("answers", "reference", "about"):
+        kept = {**read(KEPT / f"{name}.json"), **read(folder / f"{name}.json")}
+        (KEPT / f"{name}.json").write_text(json.dumps(kept))
+    measured = folder / "throughput.json"
+    if measured.is_file():
+        (KEPT / "throughput.json").write_text(measured.read_text())
+
+
+def document() -> Document:
+    """The results: comparisons, measurements, and what each case was."""
+    answers, about = read(KEPT / "answers.json"), read(KEPT / "about.json")
+    references = read(KEPT / "reference.json")
+    answers = {name: answers[name] for name in cases.ALL if name in answers}
+    found = parity.rows(
+        {name: kept["answer"] for name, kept in answers.items()},
+        {topk: kept["answers"] for topk, kept in references.items()},
+    )
+    measured = KEPT / "throughput.json"
+    return {
+        "device": about.get("device", ""),
+        "versions": about.get("versions", {}),
+        "command": about.get("command", ""),
+        "cases": {name: case_row(name, kept) for name, kept in answers.items()},
+        "parity": found,
+        "judged": parity.judged(found),
+        "throughput": json.loads(measured.read_text()) if measured.is_file() else [],
+    }
+
+
+def case_row(name: str, kept: Document) -> Document:
+    """What was started, what served, and how much of its prompts the prefix cache held."""
+    follow = kept["answer"]["follow"]
+    return {
+        **asdict(cases.ALL[name]),
+        "served_by": kept["backends"],
+        "start_seconds": kept["start_seconds"],
+        "cached_tokens": {length: found["cached"] for length, found in follow.items()},
+        "notes": kept["notes"],
+    }
+
+
+def compact(value: Document) -> str:
+    """JSON with one row a line, so that a new run shows what changed."""
+    text = json.dumps(value, indent=1)
+    inner = r"\{\n   [^\n]*(?:\n   [^\n]*)*?\n  \}"
+    return re.sub(inner, lambda found: re.sub(r"\s*\n\s*", " ", found[0]), text) + "\n"
+
+
+def write() -> None:
+    """Write the results and the page."""
+    found = document()
+    RESULTS.write_text(compact(found))
+    PAGE.write_text(page.text(found))
+    print(parity.table(found["parity"]))
+
+
+def main(what: str, *given: str) -> None:
+    if what not in ("merge", "write"):
+        raise SystemExit(__doc__)
+    if what == "merge":
+        merge(Path(given[0]))
+    write()
+
+
+if __name__ == "__main__":
+    main(*(sys.argv[1:] or ["help"]))

@@ -1,0 +1,394 @@
+#!/usr/bin/env python3
+"""Prove serving with our plugin against stock vLLM, on a machine with a CUDA GPU.
+
+    python3 tests/gpu/serve/run.py --part stock --part ours --out DIR
+
+Parts: `stock` and `ours` gather answers, `throughput` runs vLLM's benchmark over five servers (and
+gathers their answers where they are missing), `tp2` needs two GPUs. Cases whose answers are kept
+(`--kept`) for the same arguments and weights are not started again. Everything that was gathered
+is written to `--out` as it comes: a run that is stopped loses only what was under way.
+`results.py` merges it and writes the page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.metadata
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import zipfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+from serve import ask, cases, model, parity, servers  # noqa: E402
+
+ROOT = HERE.parents[2]
+NOTES = re.compile(r"Mean acceptance length: [\d.]+.*?(?=, Per-position|$)", re.MULTILINE)
+STAGGER = 1.0  # seconds between starts, which look for free ports
+
+
+@dataclass
+class Session:
+    """Folders, time and what has been gathered."""
+
+    out: Path
+    work: Path
+    kept: Path
+    paths: list[Path]
+    program: Sequence[str]
+    end: float
+    start_limit: float
+    began: float = field(default_factory=time.monotonic)
+    answers: dict[str, Any] = field(default_factory=dict)
+    references: dict[str, Any] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+    running: list[servers.Server] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    fingerprint: str = ""
+
+    def say(self, text: str) -> None:
+        print(f"[{time.monotonic() - self.began:5.0f} s] {text}", flush=True)
+
+    def save(self) -> None:
+        """Write what there is to the output folder."""
+        with self.lock:
+            for name, value in (("answers", self.answers), ("reference", self.references)):
+                (self.out / f"{name}.json").write_text(json.dumps(value))
+            about = {"device": device(), "versions": versions(self.paths), "failed": self.failures}
+            about["command"] = " ".join(["python3 tests/gpu/serve/run.py", *_arguments()])
+            (self.out / "about.json").write_text(json.dumps(about, indent=1))
+
+    def keep_log(self, server: servers.Server, lines: int) -> None:
+        """Append the end of a server's log to the one file of logs."""
+        with self.lock, (self.out / "logs.txt").open("a") as file:
+            file.write(f"===== {server.name}\n{server.tail(lines)}\n")
+
+
+def _arguments() -> list[str]:
+    """Arguments of this run without the folders, which mean nothing elsewhere."""
+    found = " ".join(sys.argv[1:])
+    return re.sub(r"--(out|kept|work|site|plugin|seconds)[= ]\S+ ?", "", found).split()
+
+
+def device() -> str:
+    """Names of the GPUs."""
+    program = shutil.which("nvidia-smi") or "/usr/local/nvidia/bin/nvidia-smi"
+    with contextlib.suppress(OSError):
+        asked = [program, "--query-gpu=name,driver_version", "--format=csv,noheader"]
+        found = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.split(
+            "\n"
+        )
+        return "; ".join(line for line in found if line)
+    return "no GPU"
+
+
+def versions(paths: Sequence[Path]) -> dict[str, str]:
+    """Of what answered."""
+    names = ("glm5-kernel", "vllm", "torch", "triton", "transformers")
+    search = [*(str(path) for path in paths), *sys.path]
+    return {
+        found.metadata["Name"].lower(): found.version
+        for name in names
+        for found in list(importlib.metadata.distributions(name=name, path=search))[:1]
+    }
+
+
+def unpack_plugin(folder: Path, target: Path) -> Path:
+    """Unpack the glm5-kernel wheel, which makes its entry point visible on PYTHONPATH.
+
+    Raises:
+        SystemExit: there is not exactly one wheel, or it was built from other sources than those
+            of this checkout.
+    """
+    wheels = list(folder.glob("glm5_kernel-*.whl"))
+    if len(wheels) != 1:
+        raise SystemExit(f"{folder}: {len(wheels)} glm5-kernel wheels; prepare.sh builds one")
+    shutil.rmtree(target, ignore_errors=True)
+    with zipfile.ZipFile(wheels[0]) as archive:
+        archive.extractall(target)
+    sources = ROOT / "kernel" / "glm5_kernel"
+    for path in sorted(sources.rglob("*.py")):
+        built = target / "glm5_kernel" / path.relative_to(sources)
+        if not built.is_file() or built.read_bytes() != path.read_bytes():
+            raise SystemExit(f"{wheels[0].name} is older than {path}: run prepare.sh again")
+    return target
+
+
+def reference(session: Session, topk: int, folder: Path) -> None:
+    """Run reference.py in a process of its own, which gives its GPU memory back."""
+    output = session.work / f"reference-{topk}.json"
+    log = (session.work / f"reference-{topk}.log").open("w")
+    left = max(1.0, session.end - time.monotonic())
+    command = [sys.executable, str(HERE / "reference.py"), str(folder), str(output)]
+    try:
+        subprocess.run(command, stdout=log, stderr=log, check=True, timeout=left)
+        found = json.loads(output.read_text())
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        text = Path(log.name).read_text()[-3000:]
+        session.failures[f"reference-{topk}"] = f"{type(error).__name__}\n{text}"
+        session.say(f"the reference for top-k {topk} failed:\n{text}")
+        return
+    session.references[str(topk)] = {"weights": session.fingerprint, **found}
+    session.save()
+    session.say(f"reference for top-k {topk}, on {found['device']}")
+
+
+def check_backend(case: cases.Case, said: Sequence[str], log: str) -> None:
+    """Raise ServerError unless the log says that the wanted kernels serve, in every worker."""
+    kv = "fp8_ds_mla" if case.kv == "fp8" else case.kv
+    wanted = f"attention=TRITON_MLA_SPARSE kv={kv} indexer=triton" if case.ours else case.backend
+    if list(said) != [wanted]:
+        raise servers.ServerError(f"{case.name}: served by {list(said)}, wanted {wanted}")
+    workers = len(servers.OURS_LINE.findall(log))
+    if case.ours and workers < case.tensor_parallel:
+        raise servers.ServerError(
+            f"{case.name}: {workers} of {case.tensor_parallel} workers said it"
+        )
+
+
+@contextlib.contextmanager
+def serving(
+    session: Session, case: cases.Case, port: int
+) -> Iterator[tuple[servers.Server, float]]:
+    """A ready server of the case and the seconds it took; it has ended afterwards."""
+    cache = session.work / "cache" / case.name
+    base = {**os.environ, **cases.environment(case), "VLLM_PORT": str(port + 10000)}
+    paths = session.paths if case.ours else session.paths[1:]
+    env = servers.environment(base, paths, cache)
+    folder = session.work / f"topk{case.topk}"
+    given = cases.arguments(case, str(folder), port)
+    server = servers.start(case.name, given, port, env, session.work / "logs", session.program)
+    session.running.append(server)
+    try:
+        limit = min(time.monotonic() + session.start_limit, session.end)
+        seconds = servers.wait(server, limit)
+        session.say(f"{case.name}: ready after {seconds:.0f} s")
+        check_backend(case, server.backends(), server.text())
+        yield server, seconds
+    except BaseException:
+        session.keep_log(server, servers.LAST_LINES)
+        raise
+    finally:
+        servers.stop(server)
+
+
+def gather(session: Session, case: cases.Case, server: servers.Server, seconds: float) -> None:
+    """Ask everything and keep the answers."""
+    paths = {
+        name: found["tokens"]
+        for name, found in session.references.get(str(case.topk), {}).get("answers", {}).items()
+    }
+    left = max(5.0, session.end - time.monotonic())
+    answer = ask.everything(ask.Client(server.url, min(120.0, left)), paths)
+    session.answers[case.name] = {
+        "fingerprint": cases.fingerprint(case, session.fingerprint),
+        "backends": server.backends(),
+        "start_seconds": round(seconds, 1),
+        "notes": NOTES.findall(server.text())[-3:],
+        "answer": answer,
+    }
+    session.keep_log(server, 12)
+    session.save()
+    session.say(f"{case.name}: asked in {answer['seconds']} s")
+
+
+def known(session: Session, case: cases.Case) -> bool:
+    """Whether the case has been answered, by the same server, weights and continuations."""
+    found = session.answers.get(case.name)
+    wanted = cases.fingerprint(case, session.fingerprint)
+    return found is not None and found["fingerprint"] == wanted
+
+
+def attempt(session: Session, case: cases.Case, port: int, ready: Sequence[Future[None]]) -> None:
+    """Start, ask and stop one case; a failure is reported and does not end the run."""
+    if session.end - time.monotonic() < 20:
+        session.failures[case.name] = "not started: too little time was left"
+        return
+    try:
+        with serving(session, case, port) as (server, seconds):
+            for future in ready:
+                future.result()
+            gather(session, case, server, seconds)
+    except Exception as error:  # whatever broke, the other cases go on
+        session.failures[case.name] = f"{type(error).__name__}: {error}"[:6000]
+        session.say(f"{case.name} failed: {type(error).__name__}: {str(error)[-2500:]}")
+        session.save()
+
+
+def gather_all(
+    session: Session, chosen: Sequence[cases.Case], jobs: int, ready: Sequence[Future[None]]
+) -> None:
+    """Several servers at a time, each on its own port."""
+    with ThreadPoolExecutor(jobs) as pool:
+        for number, case in enumerate(chosen):
+            if number:
+                time.sleep(STAGGER)
+            pool.submit(attempt, session, case, 8100 + 40 * number, ready)
+
+
+def measure(session: Session, ready: Sequence[Future[None]]) -> None:
+    """All servers of the throughput table together, measured in turn while the others idle."""
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor(len(cases.THROUGHPUT)) as pool:
+        waiting = []
+        for number, name in enumerate(cases.THROUGHPUT):
+            time.sleep(STAGGER)
+            context = serving(session, cases.ALL[name], 9100 + 40 * number)
+            waiting.append((name, context, pool.submit(context.__enter__)))
+        urls = {}
+        for name, context, future in waiting:
+            try:
+                server, seconds = future.result()
+            except Exception as error:
+                session.failures[f"throughput {name}"] = f"{type(error).__name__}: {error}"[:6000]
+                session.say(f"{name} failed: {str(error)[-2500:]}")
+                continue
+            stack.push(context.__exit__)
+            urls[name] = server.url
+            if not known(session, cases.ALL[name]):
+                for other in ready:
+                    other.result()
+                try:
+                    gather(session, cases.ALL[name], server, seconds)
+                except Exception as error:
+                    session.failures[name] = f"{type(error).__name__}: {error}"[:6000]
+                    session.say(f"{name} did not answer: {error}")
+        session.save()
+        bench(session, urls)
+
+
+def bench(session: Session, urls: dict[str, str]) -> None:
+    """Run throughput.py over the servers in the time that is left."""
+    targets = session.work / "targets.json"
+    targets.write_text(json.dumps({"model": str(session.work / "topk2048"), "servers": urls}))
+    left = session.end - time.monotonic() - 10
+    command = [sys.executable, str(HERE / "throughput.py"), str(targets)]
+    command += [str(session.out / "throughput.json"), str(left)]
+    env = servers.environment(dict(os.environ), session.paths[1:], session.work / "cache" / "bench")
+    try:
+        done = subprocess.run(command, env=env, check=False, timeout=max(1.0, left))
+        if done.returncode:
+            session.failures["throughput"] = f"throughput.py ended with {done.returncode}"
+    except subprocess.TimeoutExpired:
+        session.say("the benchmark was cut off; whole loads of it are kept")
+
+
+def parse(given: Sequence[str] | None) -> argparse.Namespace:
+    """Arguments of the program."""
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--part", action="append", choices=[*cases.PARTS, "throughput"])
+    parser.add_argument("--only", action="append", help="names of cases instead of whole parts")
+    parser.add_argument("--out", type=Path, default=os.environ.get("OUT", "build/serve/out"))
+    parser.add_argument("--kept", type=Path, default=ROOT / "build" / "serve")
+    parser.add_argument("--work", type=Path, default=Path("/tmp/serve"))
+    parser.add_argument("--site", type=Path, default=Path("/tmp/site"), help="where vLLM lies")
+    parser.add_argument("--seconds", type=float, default=560, help="time for everything")
+    parser.add_argument("--start-seconds", type=float, default=240, help="time for one start")
+    parser.add_argument("--jobs", type=int, default=8, help="servers at a time")
+    parser.add_argument("--program", nargs="+", default=[sys.executable, *servers.VLLM])
+    return parser.parse_args(given)
+
+
+def kept(folder: Path, name: str) -> dict[str, Any]:
+    """What earlier runs gathered."""
+    path = folder / f"{name}.json"
+    return dict(json.loads(path.read_text())) if path.is_file() else {}
+
+
+def prepare(session: Session, topks: set[int]) -> None:
+    """Models, and what earlier runs kept."""
+    data = model.weights()
+    session.fingerprint = model.fingerprint(data)
+    for topk in topks:
+        model.build(session.work / f"topk{topk}", topk, data)
+    references = kept(session.kept, "reference")
+    session.references = {
+        topk: found for topk, found in references.items() if found["weights"] == session.fingerprint
+    }
+    session.answers = kept(session.kept, "answers")
+
+
+def chosen_cases(options: argparse.Namespace) -> list[cases.Case]:
+    """Cases to ask; those of the throughput table come with it where both are wanted."""
+    if options.only:
+        return [cases.ALL[name] for name in options.only]
+    parts = options.part or ["stock", "ours"]
+    found = [case for part in parts if part in cases.PARTS for case in cases.PARTS[part]]
+    later = cases.THROUGHPUT if "throughput" in parts else ()
+    return [case for case in found if case.name not in later]
+
+
+def ended(session: Session) -> int:
+    """Print the comparisons that are possible now; the exit code."""
+    answers = {
+        name: found["answer"] for name, found in session.answers.items() if name in cases.ALL
+    }
+    references = {topk: found["answers"] for topk, found in session.references.items()}
+    found = parity.rows(answers, references)
+    (session.out / "summary.txt").write_text(parity.table(found) + "\n")
+    judged = parity.judged(found)
+    chosen = [row for row in found if row["what"] == "crowd" or not cases.ALL[row["case"]].ours]
+    print(parity.table(chosen[-40:]))
+    for verdict in judged:
+        print(
+            f"{verdict['case']:24}{verdict['against']:24}{verdict['what']:8}"
+            f"{verdict['ratio']:7.2f} of {verdict['yardstick']}"
+        )
+    for name, text in session.failures.items():
+        print(f"FAILED {name}: {text.splitlines()[0]}")
+    return 1 if session.failures else 0
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    options = parse(given)
+    options.out.mkdir(parents=True, exist_ok=True)
+    options.work.mkdir(parents=True, exist_ok=True)
+    wanted = chosen_cases(options)
+    measured = "throughput" in (options.part or [])
+    topks = {case.topk for case in wanted} | ({2048} if measured else set())
+    session = Session(
+        out=options.out,
+        work=options.work,
+        kept=options.kept,
+        paths=[options.work / "plugin", options.site],
+        program=options.program,
+        end=time.monotonic() + options.seconds,
+        start_limit=options.start_seconds,
+    )
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    if measured or any(case.ours for case in wanted):
+        unpack_plugin(options.kept, options.work / "plugin")
+    prepare(session, topks)
+    missing = [topk for topk in topks if str(topk) not in session.references]
+    todo = [case for case in wanted if not known(session, case)]
+    session.say(f"weights {session.fingerprint}; to ask: {[case.name for case in todo]}")
+    with ThreadPoolExecutor(2) as pool:
+        ready = [
+            pool.submit(reference, session, topk, session.work / f"topk{topk}") for topk in missing
+        ]
+        try:
+            gather_all(session, todo, options.jobs, ready)
+            if measured:
+                measure(session, ready)
+        finally:
+            for server in session.running:
+                servers.stop(server, 2)
+            session.save()
+    return ended(session)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

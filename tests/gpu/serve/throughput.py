@@ -1,0 +1,132 @@
+"""vLLM's own benchmark (`vllm bench serve`) against several servers in turn, in one process.
+
+    python3 tests/gpu/serve/throughput.py TARGETS.json OUTPUT.json SECONDS
+
+TARGETS is {"model": FOLDER, "servers": {NAME: URL}}. Rounds go through all servers and loads;
+a new round begins only if it can end within SECONDS, and results are medians over rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import io
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+CONCURRENCY = (1, 8, 64)
+PROMPT_TOKENS = (1000, 8000)
+OUTPUT_TOKENS = 128
+REQUESTS = {1: 4, 8: 24, 64: 128}
+LONG_REQUESTS = {1: 3, 8: 16, 64: 64}
+ROUNDS = 5
+Load = tuple[int, int]
+LOADS: tuple[Load, ...] = tuple((c, p) for p in PROMPT_TOKENS for c in CONCURRENCY)
+
+
+def requests(load: Load) -> int:
+    """How many requests a measurement sends."""
+    concurrency, prompt = load
+    return (REQUESTS if prompt < 4000 else LONG_REQUESTS)[concurrency]
+
+
+def arguments(url: str, model: str, load: Load, seed: int) -> list[str]:
+    """What follows `vllm bench serve`."""
+    concurrency, prompt = load
+    host, port = url.removeprefix("http://").split(":")
+    return [
+        *("--backend", "openai", "--host", host, "--port", port),
+        *("--model", model, "--served-model-name", "model"),
+        *("--dataset-name", "random", "--random-input-len", str(prompt)),
+        *("--random-output-len", str(OUTPUT_TOKENS), "--random-range-ratio", "0"),
+        *("--num-prompts", str(requests(load)), "--max-concurrency", str(concurrency)),
+        *("--temperature", "0", "--seed", str(seed), "--disable-tqdm"),
+        *("--ready-check-timeout-sec", "0"),
+    ]
+
+
+def bench(given: list[str]) -> dict[str, Any]:
+    """One run of the benchmark, its output kept for the message when it fails."""
+    from vllm.benchmarks import serve
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parser = FlexibleArgumentParser()
+    serve.add_cli_args(parser)
+    known: argparse.Namespace = parser.parse_args(given)
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(said):
+            return asyncio.run(serve.main_async(known))
+    except BaseException:
+        print(said.getvalue()[-3000:], file=sys.stderr)
+        raise
+
+
+def figures(result: dict[str, Any]) -> dict[str, float]:
+    """What is kept of a run. `tokens_per_s` counts output tokens."""
+    return {
+        "tokens_per_s": result["output_throughput"],
+        "total_tokens_per_s": result["total_token_throughput"],
+        "ttft_ms": result["median_ttft_ms"],
+        "tpot_ms": result["median_tpot_ms"],
+        "completed": result["completed"],
+    }
+
+
+def medians(runs: list[dict[str, float]]) -> dict[str, float]:
+    """Median of each figure over rounds."""
+    return {key: round(statistics.median(run[key] for run in runs), 2) for key in runs[0]}
+
+
+def rows(runs: dict[tuple[str, Load], list[dict[str, float]]]) -> list[dict[str, Any]]:
+    """One row for each server and load."""
+    return [
+        {
+            "concurrency": load[0],
+            "prompt_tokens": load[1],
+            "output_tokens": OUTPUT_TOKENS,
+            "impl": name,
+            **medians(found),
+            "rounds": [round(run["tokens_per_s"], 1) for run in found],
+        }
+        for (name, load), found in runs.items()
+    ]
+
+
+def main(targets: str, output: str, seconds: str) -> None:
+    given = json.loads(Path(targets).read_text())
+    end = time.monotonic() + float(seconds)
+    runs: dict[tuple[str, Load], list[dict[str, float]]] = {}
+    for name, url in given["servers"].items():  # compiles what the first request would wait for
+        for prompt in PROMPT_TOKENS:
+            bench(arguments(url, given["model"], (8, prompt), 999))
+            print(f"warm: {name} {prompt}", flush=True)
+    longest = 0.0
+    for number in range(ROUNDS):
+        start = time.monotonic()
+        if start + longest > end:
+            break
+        for load in LOADS:
+            for name, url in given["servers"].items():
+                result = bench(arguments(url, given["model"], load, 100 * number + load[0]))
+                kept = figures(result)
+                if kept["completed"] != requests(load):
+                    raise SystemExit(f"{name}: {kept['completed']} of {requests(load)} completed")
+                runs.setdefault((name, load), []).append(kept)
+            Path(output).write_text(json.dumps(rows(runs)))
+            if number == 0:
+                said = ", ".join(
+                    f"{n} {runs[n, load][0]['tokens_per_s']:.0f}" for n in given["servers"]
+                )
+                print(f"{load}: {said} tokens/s", flush=True)
+        longest = time.monotonic() - start
+        print(f"round {number}: {longest:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
