@@ -307,6 +307,12 @@ def test_a_name_that_is_gone_fails() -> None:
     assert found["vLLM's names"] == ("failed", "vllm.x.y is gone")
 
 
+def test_many_names_that_are_gone_are_counted() -> None:
+    lacking = NAMES_OK | {"missing": ["a", "a", *"bcde"]}
+    found = statuses(ended(REGISTERED, {"begin": "names"}, lacking))
+    assert found["vLLM's names"] == ("failed", "a; b; c (and 2 more)")
+
+
 def test_deepgemm_that_crashes_is_a_row() -> None:
     answer = ended(
         REGISTERED, {"begin": "names"}, NAMES_OK, {"begin": "indexer"}, returncode=-11

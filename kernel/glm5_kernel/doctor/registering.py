@@ -10,6 +10,7 @@ from glm5_kernel.doctor.child import Answer, Emit, Ended
 from glm5_kernel.doctor.report import ABSENT, Check, PartState, failed, passed, skipped
 from glm5_kernel.doctor.selftest import unavailable
 
+_SHOWN = 3
 _STEPS = {"names": "vLLM's names", "indexer": "choosing an indexer"}
 
 
@@ -122,8 +123,10 @@ def _step_check(ended: Ended, name: str) -> Check:
             return skipped(title, found["unknown"])
         return passed(title, f"{found['choice']}: {found['reason']}")
     if found["missing"]:
+        missing = list(dict.fromkeys(found["missing"]))
+        more = f" (and {len(missing) - _SHOWN} more)" if len(missing) > _SHOWN else ""
         hint = "this vLLM is not as released: install the version from its lock anew"
-        return failed(title, "; ".join(found["missing"]), hint)
+        return failed(title, "; ".join(missing[:_SHOWN]) + more, hint)
     return passed(title, f"{found['count']} that the parts use are as known")
 
 
