@@ -222,7 +222,9 @@ class Engine(Model):
     python: Annotated[str, Field(pattern=r"^3\.\d+$")] = Field(
         default="3.12", description="Version of Python on the host."
     )
-    kernel: bool = Field(default=False, description="Build and install glm5-kernel.")
+    kernel: bool = Field(
+        default=False, description="Install glm5-kernel; ask its doctor before a switch."
+    )
     command: list[str] = Field(
         default_factory=lambda: ["{venv}/bin/vllm", "serve", "{model}"],
         min_length=1,
