@@ -25,8 +25,9 @@ prompt is compared, and 48 decoded tokens after each, on the same continuation.
 
 ## The same answers
 
-Mean |Δ log p| against transformers in float32, over all positions. *ratio*: ours over the larger
-of what stock's backends with the same cache and top-k have. {reference_note}
+Mean difference of log-probabilities (absolute, in nats) from transformers in float32, over all
+positions. *ratio*: ours over the larger of what stock's backends with the same cache and top-k
+have. {reference_note}
 
 {reference}
 
@@ -151,7 +152,7 @@ def crowd_table(document: Row) -> str:
         for row in document["parity"]
         if row["what"] == "crowd"
     ]
-    return table(["case", "same tokens", "mean |Δ log p|", "max"], body)
+    return table(["case", "same tokens", "mean difference", "largest"], body)
 
 
 def started_table(document: Row) -> str:

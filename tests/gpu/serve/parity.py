@@ -130,9 +130,15 @@ def rows(answers: Mapping[str, Answer], references: Mapping[str, Answer]) -> lis
         references: by top-k, as a string: the reference's answers by prompt.
     """
     found: list[Row] = []
+    compared: set[tuple[str, str]] = set()
     for name, answer in answers.items():
         case = ALL[name]
-        against = {peer: answers[peer] for peer in peers(case) if peer in answers}
+        against = {
+            peer: answers[peer]
+            for peer in peers(case)
+            if peer in answers and (peer, name) not in compared
+        }
+        compared |= {(name, peer) for peer in against}
         if str(case.topk) in references:
             against[REFERENCE] = reference_answer(references[str(case.topk)])
         for peer, other in against.items():

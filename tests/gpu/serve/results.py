@@ -37,9 +37,14 @@ def read(path: Path) -> Document:
 def merge(folder: Path) -> None:
     """Add a run's answers, references and measurements to what is kept."""
     KEPT.mkdir(parents=True, exist_ok=True)
-    for name in ("answers", "reference", "about"):
+    for name in ("answers", "reference"):
         kept = {**read(KEPT / f"{name}.json"), **read(folder / f"{name}.json")}
         (KEPT / f"{name}.json").write_text(json.dumps(kept))
+    before, about = read(KEPT / "about.json"), read(folder / "about.json")
+    commands = [*before.get("command", "").split("; "), about.get("command", "")]
+    about["command"] = "; ".join(dict.fromkeys(command for command in commands if command))
+    about["versions"] = {**before.get("versions", {}), **about.get("versions", {})}
+    (KEPT / "about.json").write_text(json.dumps(about))
     measured = folder / "throughput.json"
     if measured.is_file():
         (KEPT / "throughput.json").write_text(measured.read_text())

@@ -38,7 +38,7 @@ from serve import ask, cases, model, parity, servers  # noqa: E402
 
 ROOT = HERE.parents[2]
 NOTES = re.compile(r"Mean acceptance length: [\d.]+.*?(?=, Per-position|$)", re.MULTILINE)
-STAGGER = 1.0  # seconds between starts, which look for free ports
+STAGGER = 0.3  # seconds between starts
 
 
 @dataclass
@@ -56,6 +56,7 @@ class Session:
     answers: dict[str, Any] = field(default_factory=dict)
     references: dict[str, Any] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
+    urls: dict[str, str] = field(default_factory=dict)
     running: list[servers.Server] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
     fingerprint: str = ""
@@ -165,10 +166,9 @@ def serving(
     session: Session, case: cases.Case, port: int
 ) -> Iterator[tuple[servers.Server, float]]:
     """A ready server of the case and the seconds it took; it has ended afterwards."""
-    cache = session.work / "cache" / case.name
     base = {**os.environ, **cases.environment(case), "VLLM_PORT": str(port + 10000)}
     paths = session.paths if case.ours else session.paths[1:]
-    env = servers.environment(base, paths, cache)
+    env = servers.environment(base, paths, session.work / "cache")
     folder = session.work / f"topk{case.topk}"
     given = cases.arguments(case, str(folder), port)
     server = servers.start(case.name, given, port, env, session.work / "logs", session.program)
@@ -213,71 +213,78 @@ def known(session: Session, case: cases.Case) -> bool:
     return found is not None and found["fingerprint"] == wanted
 
 
-def attempt(session: Session, case: cases.Case, port: int, ready: Sequence[Future[None]]) -> None:
-    """Start, ask and stop one case; a failure is reported and does not end the run."""
+def fail(session: Session, name: str, error: Exception) -> None:
+    """Report a failure; the other cases go on."""
+    text = f"{type(error).__name__}: {error}"
+    session.failures[name] = (
+        text[:2000] if len(text) < 4000 else f"{text[:1500]}\n…\n{text[-2500:]}"
+    )
+    session.say(f"{name} failed: {text[:160]} … {text[-500:]}")
+    session.save()
+
+
+def attempt(
+    session: Session,
+    case: cases.Case,
+    port: int,
+    ready: Sequence[Future[None]],
+    held: contextlib.ExitStack | None,
+) -> None:
+    """Start a case, ask it where it has not been asked, and stop it, or leave that to `held`."""
     if session.end - time.monotonic() < 20:
         session.failures[case.name] = "not started: too little time was left"
         return
     try:
-        with serving(session, case, port) as (server, seconds):
-            for future in ready:
-                future.result()
-            gather(session, case, server, seconds)
+        with contextlib.ExitStack() as stack:
+            server, seconds = stack.enter_context(serving(session, case, port))
+            if held is not None:
+                session.urls[case.name] = server.url
+                held.push(stack.pop_all())
+            if not known(session, case):
+                for future in ready:
+                    future.result()
+                gather(session, case, server, seconds)
     except Exception as error:  # whatever broke, the other cases go on
-        session.failures[case.name] = f"{type(error).__name__}: {error}"[:6000]
-        session.say(f"{case.name} failed: {type(error).__name__}: {str(error)[-2500:]}")
-        session.save()
+        fail(session, case.name, error)
 
 
 def gather_all(
-    session: Session, chosen: Sequence[cases.Case], jobs: int, ready: Sequence[Future[None]]
+    session: Session,
+    chosen: Sequence[cases.Case],
+    jobs: int,
+    ready: Sequence[Future[None]],
+    held: contextlib.ExitStack,
+    holding: Sequence[str],
 ) -> None:
-    """Several servers at a time, each on its own port."""
+    """Several servers at a time, each on its own port; those in `holding` go on."""
     with ThreadPoolExecutor(jobs) as pool:
         for number, case in enumerate(chosen):
             if number:
                 time.sleep(STAGGER)
-            pool.submit(attempt, session, case, 8100 + 40 * number, ready)
+            keep = held if case.name in holding else None
+            pool.submit(attempt, session, case, 8100 + 40 * number, ready, keep)
 
 
-def measure(session: Session, ready: Sequence[Future[None]]) -> None:
-    """All servers of the throughput table together, measured in turn while the others idle."""
-    with contextlib.ExitStack() as stack, ThreadPoolExecutor(len(cases.THROUGHPUT)) as pool:
-        waiting = []
-        for number, name in enumerate(cases.THROUGHPUT):
-            time.sleep(STAGGER)
-            context = serving(session, cases.ALL[name], 9100 + 40 * number)
-            waiting.append((name, context, pool.submit(context.__enter__)))
-        urls = {}
-        for name, context, future in waiting:
-            try:
-                server, seconds = future.result()
-            except Exception as error:
-                session.failures[f"throughput {name}"] = f"{type(error).__name__}: {error}"[:6000]
-                session.say(f"{name} failed: {str(error)[-2500:]}")
-                continue
-            stack.push(context.__exit__)
-            urls[name] = server.url
-            if not known(session, cases.ALL[name]):
-                for other in ready:
-                    other.result()
-                try:
-                    gather(session, cases.ALL[name], server, seconds)
-                except Exception as error:
-                    session.failures[name] = f"{type(error).__name__}: {error}"[:6000]
-                    session.say(f"{name} did not answer: {error}")
-        session.save()
-        bench(session, urls)
+def warm(session: Session) -> None:
+    """Write what vLLM caches about the model's class once, instead of once for each server."""
+    if session.program[1:] != list(servers.VLLM) or not any(session.paths[1].glob("vllm")):
+        return
+    env = servers.environment(dict(os.environ), session.paths[1:], session.work / "cache")
+    command = [sys.executable, str(HERE / "warm.py")]
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        subprocess.run(command, env=env, check=False, timeout=90)
+    session.say("vLLM's model registry is warm")
 
 
-def bench(session: Session, urls: dict[str, str]) -> None:
+def bench(session: Session) -> None:
     """Run throughput.py over the servers in the time that is left."""
+    urls = {name: session.urls[name] for name in cases.THROUGHPUT if name in session.urls}
     targets = session.work / "targets.json"
     targets.write_text(json.dumps({"model": str(session.work / "topk2048"), "servers": urls}))
     left = session.end - time.monotonic() - 10
     command = [sys.executable, str(HERE / "throughput.py"), str(targets)]
     command += [str(session.out / "throughput.json"), str(left)]
-    env = servers.environment(dict(os.environ), session.paths[1:], session.work / "cache" / "bench")
+    env = servers.environment(dict(os.environ), session.paths[1:], session.work / "cache")
     try:
         done = subprocess.run(command, env=env, check=False, timeout=max(1.0, left))
         if done.returncode:
@@ -297,7 +304,7 @@ def parse(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--site", type=Path, default=Path("/tmp/site"), help="where vLLM lies")
     parser.add_argument("--seconds", type=float, default=560, help="time for everything")
     parser.add_argument("--start-seconds", type=float, default=240, help="time for one start")
-    parser.add_argument("--jobs", type=int, default=8, help="servers at a time")
+    parser.add_argument("--jobs", type=int, default=20, help="servers at a time")
     parser.add_argument("--program", nargs="+", default=[sys.executable, *servers.VLLM])
     return parser.parse_args(given)
 
@@ -322,13 +329,13 @@ def prepare(session: Session, topks: set[int]) -> None:
 
 
 def chosen_cases(options: argparse.Namespace) -> list[cases.Case]:
-    """Cases to ask; those of the throughput table come with it where both are wanted."""
+    """Cases that are wanted, those of the throughput table first: they take longest to start."""
     if options.only:
         return [cases.ALL[name] for name in options.only]
     parts = options.part or ["stock", "ours"]
+    first = [cases.ALL[name] for name in cases.THROUGHPUT if "throughput" in parts]
     found = [case for part in parts if part in cases.PARTS for case in cases.PARTS[part]]
-    later = cases.THROUGHPUT if "throughput" in parts else ()
-    return [case for case in found if case.name not in later]
+    return list(dict.fromkeys([*first, *found]))
 
 
 def ended(session: Session) -> int:
@@ -357,8 +364,7 @@ def main(given: Sequence[str] | None = None) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     options.work.mkdir(parents=True, exist_ok=True)
     wanted = chosen_cases(options)
-    measured = "throughput" in (options.part or [])
-    topks = {case.topk for case in wanted} | ({2048} if measured else set())
+    holding = cases.THROUGHPUT if "throughput" in (options.part or []) else ()
     session = Session(
         out=options.out,
         work=options.work,
@@ -369,20 +375,24 @@ def main(given: Sequence[str] | None = None) -> int:
         start_limit=options.start_seconds,
     )
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    if measured or any(case.ours for case in wanted):
+    if any(case.ours for case in wanted):
         unpack_plugin(options.kept, options.work / "plugin")
-    prepare(session, topks)
-    missing = [topk for topk in topks if str(topk) not in session.references]
-    todo = [case for case in wanted if not known(session, case)]
-    session.say(f"weights {session.fingerprint}; to ask: {[case.name for case in todo]}")
-    with ThreadPoolExecutor(2) as pool:
+    topks = {case.topk for case in wanted}
+    with ThreadPoolExecutor(3) as pool, contextlib.ExitStack() as held:
+        warming = pool.submit(warm, session)
+        prepare(session, topks)
         ready = [
-            pool.submit(reference, session, topk, session.work / f"topk{topk}") for topk in missing
+            pool.submit(reference, session, topk, session.work / f"topk{topk}")
+            for topk in topks
+            if str(topk) not in session.references
         ]
+        todo = [case for case in wanted if case.name in holding or not known(session, case)]
+        session.say(f"weights {session.fingerprint}; starting {len(todo)}")
+        warming.result()
         try:
-            gather_all(session, todo, options.jobs, ready)
-            if measured:
-                measure(session, ready)
+            gather_all(session, todo, options.jobs, ready, held, holding)
+            if holding:
+                bench(session)
         finally:
             for server in session.running:
                 servers.stop(server, 2)

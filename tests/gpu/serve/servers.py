@@ -57,7 +57,7 @@ class Server:
 
 
 def environment(base: Mapping[str, str], paths: Sequence[Path], cache: Path) -> dict[str, str]:
-    """Environment of a server: found packages, no network, caches of its own.
+    """Environment of a server: found packages, no network, one cache for all.
 
     Multicast over NVLink stays off: a program that uses it can take a shared host out of service.
     """
@@ -65,14 +65,15 @@ def environment(base: Mapping[str, str], paths: Sequence[Path], cache: Path) -> 
         **base,
         "PYTHONPATH": ":".join(str(path) for path in paths),
         "PYTHONUNBUFFERED": "1",
+        "PYTHONDONTWRITEBYTECODE": "",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
         "VLLM_USE_FLASHINFER_SAMPLER": "0",
         "VLLM_HOST_IP": "127.0.0.1",
         "VLLM_CACHE_ROOT": str(cache),
         "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
-        "DG_JIT_CACHE_DIR": str(cache.parent / "deep_gemm"),
-        "TRITON_CACHE_DIR": str(cache.parent / "triton"),
+        "DG_JIT_CACHE_DIR": str(cache / "deep_gemm"),
+        "TRITON_CACHE_DIR": str(cache / "triton"),
         "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
         "NCCL_NVLS_ENABLE": "0",
         "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",

@@ -1,0 +1,258 @@
+"""The script that proves serving on a GPU: its table, comparisons and dealings with servers."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import socket
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.gpu.serve import ask, cases, model, page, parity, prompts, servers, throughput
+
+FAKE = Path(__file__).parents[1] / "fakes" / "completions_server.py"
+COLUMNS = ("kv", "graphs", "prefix", "chunk", "topk", "mqa", "drafts")
+
+
+def test_our_cases_hold_every_pair_of_values() -> None:
+    values = {column: {getattr(case, column) for case in cases.OURS} for column in COLUMNS}
+    assert all(len(found) >= 2 for found in values.values())
+    for one, other in itertools.combinations(COLUMNS, 2):
+        wanted = set(itertools.product(values[one], values[other]))
+        assert {(getattr(case, one), getattr(case, other)) for case in cases.OURS} == wanted
+
+
+def test_every_case_of_ours_has_a_stock_case_with_its_cache_and_top_k() -> None:
+    for case in cases.ALL.values():
+        if case.ours:
+            found = [cases.ALL[name] for name in cases.peers(case)]
+            assert any(peer.kv == case.kv for peer in found), case.name
+            assert {peer.topk for peer in found} == {case.topk}
+
+
+def test_arguments_follow_the_case() -> None:
+    given = cases.arguments(cases.ALL["ours-fp8-k512-spec"], "MODEL", 1)
+    assert given[given.index("--kv-cache-dtype") + 1] == "fp8_ds_mla"
+    assert "--enforce-eager" in given
+    assert "--no-enable-prefix-caching" in given
+    assert json.loads(given[given.index("--attention-config") + 1]) == {
+        "sparse_mla_force_mqa": True
+    }
+    assert json.loads(given[given.index("--speculative-config") + 1])["method"] == "ngram"
+    plain = cases.arguments(cases.ALL["ours-bf16"], "MODEL", 1)
+    assert {"--enforce-eager", "--attention-config", "--speculative-config"}.isdisjoint(plain)
+
+
+def test_a_changed_case_or_other_weights_are_asked_again() -> None:
+    case = cases.ALL["ours-bf16"]
+    known = cases.fingerprint(case, "w")
+    assert cases.fingerprint(replace(case), "w") == known
+    assert cases.fingerprint(replace(case, chunk=1), "w") != known
+    assert cases.fingerprint(case, "v") != known
+
+
+# Comparisons
+
+
+def answer(prompt: list[float], own: list[int], logp: list[float | None]) -> dict[str, Any]:
+    follow = {"own": own, "logp": logp, "decoded": [False, *[True] * (len(own) - 1)], "cached": 0}
+    crowd = {"tokens": own, "logp": logp}
+    return {
+        "prompt": {"10": prompt},
+        "follow": {"10": follow},
+        "crowd": {"alone": [crowd], "together": [crowd]},
+    }
+
+
+ONE = answer([-1.0, -2.0, -3.0], [5, 6, 7, 8], [-1.0, -1.0, -1.0, -1.0])
+OTHER = answer([-1.0, -2.5, -3.1], [5, 6, 9, 8], [-9.0, -1.2, -1.0, None])
+
+
+def test_prompt_rows_take_every_position() -> None:
+    row = parity.prompt_row(ONE, OTHER)
+    assert row["max_abs_dlogp"] == 0.5
+    assert row["mean_abs_dlogp"] == 0.2
+    assert row["values"] == 3
+    assert row["by_prompt"]["10"]["max_abs_dlogp"] == 0.5
+
+
+def test_decode_rows_take_decoded_positions_that_both_know() -> None:
+    row = parity.decode_row(ONE, OTHER)
+    assert row["values"] == 2
+    assert row["max_abs_dlogp"] == 0.2
+    assert row["first_divergence"] == 2
+
+
+def test_equal_answers_have_no_first_difference() -> None:
+    assert parity.decode_row(ONE, ONE)["first_divergence"] is None
+    assert parity.prompt_row(ONE, ONE)["max_abs_dlogp"] == 0
+
+
+def test_crowd_rows_stop_at_the_first_other_token() -> None:
+    mixed = {
+        "crowd": {
+            "alone": [{"tokens": [1, 2, 3], "logp": [-1.0, -1.0, -1.0]}] * 2,
+            "together": [
+                {"tokens": [1, 2, 3], "logp": [-1.0, -1.1, -1.0]},
+                {"tokens": [1, 4, 3], "logp": [-1.3, -5.0, -9.0]},
+            ],
+        }
+    }
+    row = parity.crowd_row(mixed)
+    assert row["same_tokens"] == 1
+    assert row["first_divergence"] == 1
+    assert row["max_abs_dlogp"] == 0.3
+
+
+def shifted(by: float) -> dict[str, Any]:
+    return answer([-1.0 - by, -2.0, -3.0], [5, 6, 7, 8], [-1.0, -1.0 - by, -1.0, -1.0])
+
+
+def test_ours_is_judged_by_what_stock_differs_by() -> None:
+    answers = {
+        "flashmla-bf16": shifted(0.0),
+        "flashattn-bf16": shifted(0.2),
+        "ours-bf16": shifted(0.1),
+    }
+    reference = {"10": {"prompt": [-1.0, -2.0, -3.0], "tokens": [5, 6, 7, 8], "logp": [-1.0] * 4}}
+    found = parity.rows(answers, {"2048": reference})
+    judged = {(row["against"], row["what"]): row["ratio"] for row in parity.judged(found)}
+    assert judged["flashmla-bf16", "prompt"] == 0.5
+    assert judged["flashattn-bf16", "decode"] == 0.5
+    assert judged[parity.REFERENCE, "prompt"] == 0.5
+
+
+def test_the_page_shows_ratios_and_what_is_missing() -> None:
+    answers = {"flashmla-bf16": shifted(0.2), "ours-bf16": shifted(0.1)}
+    reference = {"10": {"prompt": [-1.0, -2.0, -3.0], "tokens": [5, 6, 7, 8], "logp": [-1.0] * 4}}
+    found = parity.rows(answers, {"2048": reference})
+    row = {"concurrency": 8, "prompt_tokens": 1000, "ttft_ms": 5.0}
+    case = {"served_by": ["x"], "kv": "bf16", "graphs": True, "prefix": True, "chunk": 1}
+    case |= {"topk": 2048, "mqa": False, "drafts": 0, "tensor_parallel": 1}
+    document = {
+        "device": "NVIDIA H200, 1",
+        "versions": {},
+        "cases": dict.fromkeys(answers, case),
+        "parity": found,
+        "judged": parity.judged(found),
+        "throughput": [
+            {**row, "impl": "flashmla-bf16", "tokens_per_s": 100.0},
+            {**row, "impl": "ours-bf16", "tokens_per_s": 99.0},
+        ],
+    }
+    text = page.text(document)
+    assert "| ours-bf16 | 0.0333 | 0.1000 | 0.50 |" in text
+    assert "99 (0.99)" in text
+    assert "Not measured yet." in page.text({**document, "throughput": []})
+
+
+# The model and the prompts
+
+
+def test_bfloat16_is_rounded_to_the_nearest_even() -> None:
+    values = np.array([1.0, 1.00390625, 1.01171875, -3.0e-5, 65504.0], np.float32)
+    back = (model.to_bfloat16(values).astype(np.uint32) << 16).view(np.float32)
+    assert back.tolist() == [1.0, 1.0, 1.015625, pytest.approx(-3.0e-5, rel=4e-3), 65536.0]
+
+
+def test_the_file_is_read_by_safetensors() -> None:
+    load = pytest.importorskip("safetensors.numpy").load
+    values = np.arange(6, dtype=np.float32).reshape(2, 3)
+    assert load(model.safetensors({"a": ("F32", values)}))["a"].tolist() == values.tolist()
+
+
+def test_the_shared_layer_has_no_indexer_and_tokens_have_words() -> None:
+    config = model.config(512)
+    assert config["indexer_types"] == ["full", "full", "shared", "full"]
+    assert len(model.tokenizer()["model"]["vocab"]) == config["vocab_size"]
+
+
+def test_prompts_are_the_same_in_every_process() -> None:
+    assert prompts.single()["10"] == prompts.single()["10"]
+    crowd = prompts.crowd()
+    assert len(crowd) == 64
+    assert crowd[1][: prompts.SHARED] == crowd[3][: prompts.SHARED]
+    assert max(len(ids) for ids in crowd) + prompts.CROWD_TOKENS < model.POSITIONS
+    assert min(min(ids) for ids in crowd) >= prompts.FIRST
+
+
+# Servers
+
+
+def start(folder: Path, case: cases.Case, port: int, **env: str) -> servers.Server:
+    given = cases.arguments(case, "MODEL", port)
+    return servers.start(case.name, given, port, env, folder, (sys.executable, str(FAKE)))
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def test_a_server_is_followed_along_a_path(tmp_path: Path, port: int) -> None:
+    server = start(tmp_path, cases.ALL["ours-fp8"], port)
+    try:
+        servers.wait(server, time.monotonic() + 30)
+        assert server.backends() == ["attention=TRITON_MLA_SPARSE kv=fp8_ds_mla indexer=triton"]
+        client = ask.Client(server.url)
+        free = ask.greedy(client, [9, 8, 7], 6)
+        path = list(free["tokens"])
+        same = ask.follow(client, [9, 8, 7], path)
+        assert same["own"] == path
+        assert same["logp"] == free["logp"]
+        assert same["decoded"] == [False, *[True] * 5]
+        other = [*path[:2], path[2] + 1, *path[3:]]
+        left = ask.follow(client, [9, 8, 7], other)
+        assert left["own"][:3] == path[:3]
+        assert left["decoded"][3] is False
+        assert len(left["own"]) == len(path)
+        assert len(ask.score(client, [9, 8, 7, 6])) == 3
+    finally:
+        servers.stop(server, 2)
+    assert server.process.poll() is not None
+
+
+def test_a_server_that_ends_is_told_with_its_last_lines(tmp_path: Path, port: int) -> None:
+    server = start(tmp_path, cases.ALL["flashmla-bf16"], port, FAKE_EXIT="1")
+    with pytest.raises(servers.ServerError, match=r"ended with 3:\nValueError: no backend"):
+        servers.wait(server, time.monotonic() + 30)
+    servers.stop(server)
+
+
+def test_a_server_that_is_late_is_given_up(tmp_path: Path, port: int) -> None:
+    server = start(tmp_path, cases.ALL["flashmla-bf16"], port)
+    with pytest.raises(servers.ServerError, match="not ready in time"):
+        servers.wait(replace(server, url="http://127.0.0.1:9"), time.monotonic() - 1)
+    servers.stop(server, 2)
+
+
+def test_multicast_stays_off() -> None:
+    env = servers.environment({}, [Path("/a"), Path("/b")], Path("/c/d"))
+    assert env["PYTHONPATH"] == "/a:/b"
+    assert env["NCCL_NVLS_ENABLE"] == "0"
+    assert env["TORCH_SYMM_MEM_DISABLE_MULTICAST"] == "1"
+
+
+# The benchmark
+
+
+def test_figures_are_medians_over_rounds() -> None:
+    runs = [{"tokens_per_s": float(value), "ttft_ms": 1.0} for value in (10, 30, 20)]
+    (row,) = throughput.rows({("ours-bf16", (8, 1000)): runs})
+    assert row["tokens_per_s"] == 20
+    assert row["rounds"] == [10, 30, 20]
+    assert (row["concurrency"], row["prompt_tokens"], row["impl"]) == (8, 1000, "ours-bf16")
+
+
+def test_every_server_gets_the_same_requests() -> None:
+    one = throughput.arguments("http://127.0.0.1:1", "M", (64, 8000), 7)
+    other = throughput.arguments("http://127.0.0.1:2", "M", (64, 8000), 7)
+    assert [a for a, b in zip(one, other, strict=True) if a != b] == ["1"]
