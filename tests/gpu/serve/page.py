@@ -19,8 +19,9 @@ FLASHMLA_SPARSE, `flashattn` FLASH_ATTN_MLA_SPARSE.
 
 The model is a small `glm_moe_dsa` with fixed random weights ({layers} layers, {heads} heads,
 GLM-5's own head dims and indexer), shaped so that the attention is sharp and its selection
-matters: random selection instead of the indexer's moves log-probabilities by about ten times what
-bf16 rounding does. Prompts have 10, 400, 2,000, 5,000 and 12,000 tokens; every position of every
+matters: random selection instead of the indexer's moves log-probabilities by 0.71 on average (1,200
+tokens, top-k 512, transformers on a CPU), 1 % of it wrong by 0.14, all of transformers in bf16 by
+0.12. Prompts have 10, 400, 2,000, 5,000 and 12,000 tokens; every position of every
 prompt is compared, and 48 decoded tokens after each, on the same continuation.
 
 ## The same answers
