@@ -355,7 +355,7 @@ def test_a_part_that_is_refused_fails_with_its_reason() -> None:
 
 
 def test_a_setting_that_means_nothing_fails() -> None:
-    said = "Traceback (most recent call last):\n  …\nSettingError: GLM5_INDEXER=x: must be one of"
+    said = "Traceback (most recent call last):\n  …\nglm5_kernel.settings.SettingError: GLM5_INDEXER=x: must be one of"
     found = statuses(ended(returncode=1, said=said))
     detail = "register() failed: SettingError: GLM5_INDEXER=x: must be one of"
     assert found == {"registration": ("failed", detail)}

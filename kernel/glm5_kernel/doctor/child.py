@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -44,7 +45,10 @@ class Ended:
             with suppress(ValueError):
                 return f"the process was ended by {signal.Signals(-self.returncode).name}"
         lines = [line.strip() for line in self.said.splitlines() if line.strip()]
-        return lines[-1] if lines else f"the process ended with status {self.returncode}"
+        if not lines:
+            return f"the process ended with status {self.returncode}"
+        # An exception's own name, without its module.
+        return re.sub(r"^(?:\w+\.)+(?=\w+: )", "", lines[-1])
 
 
 def run_child(words: Sequence[str], limit: float) -> Ended:

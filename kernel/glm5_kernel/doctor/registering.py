@@ -103,7 +103,7 @@ def _registration(ended: Ended) -> Check:
     name = "registration"
     found = next((a for a in ended.answers if "parts" in a), None)
     if found is None:
-        hint = "vLLM would go on without our kernels: mend what it says, or report it"
+        hint = "vLLM would end with the same: mend what it says, or report it"
         return failed(name, f"register() failed: {ended.why()}", hint)
     refused = [part for part in parts_of(ended) if part.state == "refused"]
     if not refused:
