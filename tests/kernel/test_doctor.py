@@ -516,6 +516,37 @@ def test_an_unknown_vllm_fails_with_the_versions_that_work(site: Site) -> None:
     assert "\n" not in row["detail"]
 
 
+def test_what_is_registered_without_a_gpu(site: Site) -> None:
+    cpu_host(site, vllm="0.26.0")
+    text = site.doctor(expect=0)
+    states = {part["name"]: part["state"] for part in json.loads(text)["parts"]}
+    assert states["attention"] == states["indexer"] == "registered"
+    assert checks_of(text)["vLLM's names"]["detail"] == "no GPU"
+
+
+GPU_TORCH = """
+__version__ = "2.11.0"
+version = type("version", (), {"cuda": "13.0"})
+class cuda:
+    is_available = staticmethod(lambda: True)
+    device_count = staticmethod(lambda: 0)
+    get_device_capability = staticmethod(lambda: (12, 0))
+def zeros(*_, **__): ...
+"""
+
+
+def test_a_vllm_without_its_modules_and_the_indexer_of_sm120(site: Site) -> None:
+    cpu_host(site, vllm="0.26.0")
+    (site.folder / "torch.py").write_text(GPU_TORCH)
+    text = site.doctor(expect=1)
+    row = checks_of(text)["vLLM's names"]
+    assert row["status"] == "failed"
+    assert row["detail"].startswith("vllm.v1.attention.backends.registry does not import")
+    indexer = next(part for part in json.loads(text)["parts"] if part["name"] == "indexer")
+    assert indexer["state"] == "registered"
+    assert indexer["reason"] == "the GPU has capability 12.x"
+
+
 def test_nothing_installed_at_all(site: Site) -> None:
     checks = checks_of(site.doctor(expect=1))
     assert [name for name, row in checks.items() if row["status"] == "failed"] == [

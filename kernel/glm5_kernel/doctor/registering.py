@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import asdict
 
 from glm5_kernel.doctor.child import Answer, Emit, Ended
 from glm5_kernel.doctor.report import ABSENT, Check, PartState, failed, passed, skipped
 from glm5_kernel.doctor.selftest import unavailable
+from glm5_kernel.registration import Part
 
 _SHOWN = 3
 _STEPS = {"names": "vLLM's names", "indexer": "choosing an indexer"}
@@ -26,31 +27,36 @@ def answer(emit: Emit) -> None:
         "message": done.message,
         "parts": [asdict(part) for part in done.parts],
     })  # fmt: skip
-    if not any(p.name in ("attention", "indexer") and p.state == "registered" for p in done.parts):
-        emit({"idle": "no part is registered"})
+    parts = [part.name for part in done.parts if part.state == "registered"]
+    idle = _idle(parts)
+    if idle is not None:
+        emit({"idle": idle})
         return
+    emit({"begin": "names"})
+    emit({"step": "names"} | _names(parts))
+    emit({"begin": "indexer"})
+    emit({"step": "indexer"} | _indexer(done.part("indexer")))
+
+
+def _idle(parts: Sequence[str]) -> str | None:
+    """Why nothing more is to be asked."""
+    if not parts:
+        return "no part is registered"
     import torch
 
-    if not torch.cuda.is_available():
-        emit({"idle": "no GPU"})
-        return
-    _answer_step(emit, "names", _names)
-    _answer_step(emit, "indexer", _indexer)
+    return None if torch.cuda.is_available() else "no GPU"
 
 
-def _answer_step(emit: Emit, name: str, step: Callable[[], Answer]) -> None:
-    emit({"begin": name})
-    emit({"step": name} | step())
-
-
-def _names() -> Answer:
+def _names(parts: Sequence[str]) -> Answer:
     from glm5_kernel.compat import names
 
-    needs = dict.fromkeys((*names.ATTENTION, *names.INDEXER))
+    needs = dict.fromkeys(need for part in parts for need in getattr(names, part.upper()))
     return {"count": len(needs), "missing": names.missing(needs)}
 
 
-def _indexer() -> Answer:
+def _indexer(part: Part) -> Answer:
+    if part.state != "registered":
+        return {"unknown": part.reason}
     import torch
 
     from glm5_kernel.indexer.choice import decide
