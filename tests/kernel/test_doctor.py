@@ -116,6 +116,72 @@ def test_a_kernel_that_a_gpu_is_too_old_for_is_skipped() -> None:
     assert done == {"status": "skipped", "detail": "needs capability 8.9"}
 
 
+class Cuda:
+    """torch.cuda of a GPU that may be full, or whose context breaks after a test."""
+
+    def __init__(self, free: int = GIB, error: str = "", breaks_after: int = 99) -> None:
+        self.free, self.error, self.left = free, error, breaks_after
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in ("set_device", "mem_get_info", "get_device_capability", "synchronize"):
+            monkeypatch.setattr(f"torch.cuda.{name}", getattr(self, name))
+        done = {"status": "passed", "error": 0.0}
+        monkeypatch.setattr(selftest, "one", lambda *_: done)
+
+    def set_device(self, device: str) -> None:
+        assert device == "cuda:3"
+
+    def mem_get_info(self, _: str) -> tuple[int, int]:
+        if self.error:
+            raise RuntimeError(self.error)
+        return self.free, 140 * GIB
+
+    def get_device_capability(self, _: str) -> tuple[int, int]:
+        return 9, 0
+
+    def synchronize(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+def said_by(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> list[Answer]:
+    cuda.install(monkeypatch)
+    answers: list[Answer] = []
+    selftest.answer(answers.append, 3, NAMES[1:])
+    return answers
+
+
+def test_a_child_runs_the_tests_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = said_by(Cuda(), monkeypatch)
+    assert [a["begin"] for a in answers if "begin" in a] == NAMES[1:]
+    assert [a["name"] for a in answers if "name" in a] == NAMES[1:]
+
+
+def test_a_child_leaves_a_broken_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = said_by(Cuda(breaks_after=2), monkeypatch)
+    assert [a["name"] for a in answers if "name" in a] == NAMES[1:4]
+
+
+@pytest.mark.parametrize(
+    ("cuda", "reason"),
+    [
+        (Cuda(error="CUDA error: out of memory"), selftest.FULL),
+        (Cuda(error="CUDA-capable device(s) is/are busy or unavailable"), selftest.BUSY),
+        (Cuda(free=selftest.ROOM - 1), selftest.FULL),
+    ],
+)
+def test_a_child_on_a_gpu_that_is_taken(
+    cuda: Cuda, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert said_by(cuda, monkeypatch) == [{"unavailable": reason}]
+
+
+def test_a_child_does_not_hide_what_else_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RuntimeError, match="driver version is insufficient"):
+        said_by(Cuda(error="CUDA driver version is insufficient"), monkeypatch)
+
+
 # --- running them ---
 
 
@@ -355,7 +421,10 @@ def test_a_part_that_is_refused_fails_with_its_reason() -> None:
 
 
 def test_a_setting_that_means_nothing_fails() -> None:
-    said = "Traceback (most recent call last):\n  …\nglm5_kernel.settings.SettingError: GLM5_INDEXER=x: must be one of"
+    said = (
+        "Traceback (most recent call last):\n  …\n"
+        "glm5_kernel.settings.SettingError: GLM5_INDEXER=x: must be one of"
+    )
     found = statuses(ended(returncode=1, said=said))
     detail = "register() failed: SettingError: GLM5_INDEXER=x: must be one of"
     assert found == {"registration": ("failed", detail)}
