@@ -6,13 +6,14 @@ a process that serves another kind of model pays for a look at the version and a
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import threading
 from types import ModuleType
 
 from glm5_kernel.compat.hooks import when_imported
 from glm5_kernel.compat.versions import Found, find_vllm, refusal
-from glm5_kernel.registration import Part, Registration, State
+from glm5_kernel.registration import Name, Part, Registration, State
 from glm5_kernel.settings import Settings, read_settings
 
 logger = logging.getLogger("vllm.glm5_kernel")
@@ -41,17 +42,23 @@ def _register(found: Found | None, settings: Settings) -> Registration:
     if found.support is None:
         return _nothing(found.version, refusal(found))
     if found.support == "load-only":
-        message = f"vLLM {found.version} has no sparse attention: attention and indexer stay out"
-        return _nothing(found.version, message, "stock")
-    parts = (_attention(settings), _indexer(settings))
+        return _load_only(found.version, settings)
+    parts = (_attention(settings), _indexer(settings), _gguf(settings))
     done = ", ".join(f"{part.name} {part.state}" for part in parts)
     return Registration(found.version, f"vLLM {found.version}: {done}", parts)
 
 
-def _nothing(version: str | None, message: str, state: State = "refused") -> Registration:
-    return Registration(
-        version, message, (Part("attention", state, message), Part("indexer", state, message))
-    )
+def _load_only(version: str, settings: Settings) -> Registration:
+    message = f"vLLM {version} has no sparse attention: attention and indexer stay out"
+    gguf = _gguf(settings)
+    parts = (Part("attention", "stock", message), Part("indexer", "stock", message), gguf)
+    return Registration(version, f"{message}; gguf {gguf.state}", parts)
+
+
+def _nothing(version: str | None, message: str) -> Registration:
+    state: State = "refused"
+    names: tuple[Name, ...] = ("attention", "indexer", "gguf")
+    return Registration(version, message, tuple(Part(name, state, message) for name in names))
 
 
 def _log(registration: Registration) -> None:
@@ -99,3 +106,14 @@ def _indexer(settings: Settings) -> Part:
         return Part("indexer", "registered", "GLM5_INDEXER=triton")
     reason = "chosen on capability 12.x and where DeepGEMM fails its self-test"
     return Part("indexer", "registered", reason)
+
+
+def _gguf(settings: Settings) -> Part:
+    from glm5_kernel.gguf.install import PLUGIN, TRIGGER, install_loader
+
+    if settings.gguf == "stock":
+        return Part("gguf", "stock", "GLM5_GGUF=stock")
+    if importlib.util.find_spec(PLUGIN) is None:
+        return Part("gguf", "stock", "vllm-gguf-plugin is not installed")
+    when_imported(TRIGGER, install_loader)
+    return Part("gguf", "registered", "loads GLM-5 and DeepSeek-V3; other models are the plugin's")

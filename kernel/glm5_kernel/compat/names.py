@@ -103,6 +103,43 @@ INDEXER = (
     Need("vllm.utils.torch_utils", "LayerNameType"),
     Need("vllm.compilation.breakable_cudagraph", "eager_break_during_capture", ("fn",)),
 )  # fmt: skip
+_LINEAR = "vllm.model_executor.layers.linear"
+_MOE = "vllm.model_executor.layers.fused_moe"
+_GGUF_OPS = "vllm_gguf_plugin.ops"
+GGUF = (
+    Need("vllm_gguf_plugin.loader", "GGUFModelLoader._prepare_weights", ("model_config",)),
+    Need("vllm_gguf_plugin.loader", "GGUFModelLoader.load_model", ("vllm_config", "model_config")),
+    Need("vllm_gguf_plugin.quantization", "GGUFConfig.get_quant_method", ("layer", "prefix")),
+    Need("vllm_gguf_plugin.quantization.linear", "_fused_mul_mat_gguf",
+         ("x", "qweight", "qweight_type")),
+    Need(_GGUF_OPS, "ggml_dequantize", ("W", "quant_type", "m", "n", "dtype")),
+    Need(_GGUF_OPS, "ggml_moe_get_block_size", ("quant_type",)),
+    Need(_GGUF_OPS, "ggml_moe_a8_vec",
+         ("X", "W", "topk_ids", "top_k", "quant_type", "row", "tokens")),
+    Need(_GGUF_OPS, "ggml_moe_a8",
+         ("X", "W", "sorted_token_ids", "expert_ids", "num_tokens_post_padded", "quant_type",
+          "row", "top_k", "tokens")),
+    Need("vllm.model_executor.model_loader", "register_model_loader", ("load_format",)),
+    Need("vllm.model_executor.model_loader.utils", "initialize_model",
+         ("vllm_config", "prefix", "model_config")),
+    Need("vllm.model_executor.model_loader.utils", "process_weights_after_loading",
+         ("model", "model_config", "target_device")),
+    Need(_LINEAR, "LinearMethodBase.create_weights",
+         ("layer", "input_size_per_partition", "output_partition_sizes", "params_dtype")),
+    Need(_LINEAR, "RowParallelLinear"),
+    Need(_LINEAR, "ColumnParallelLinear"),
+    Need(_LINEAR, "UnquantizedLinearMethod"),
+    Need(_MOE, "RoutedExperts"),
+    Need(f"{_MOE}.activation", "apply_moe_activation"),
+    Need(f"{_MOE}.moe_align_block_size", "moe_align_block_size",
+         ("topk_ids", "block_size", "num_experts")),
+    Need(f"{_MOE}.fused_moe_method_base", "FusedMoEMethodBase.create_weights",
+         ("layer", "num_experts", "hidden_size", "intermediate_size_per_partition")),
+    Need(f"{_MOE}.unquantized_fused_moe_method", "UnquantizedFusedMoEMethod"),
+    Need("vllm.model_executor.layers.vocab_parallel_embedding", "UnquantizedEmbeddingMethod"),
+    Need("vllm.utils.torch_utils", "direct_register_custom_op",
+         ("op_name", "op_func", "fake_impl")),
+)  # fmt: skip
 
 
 def missing(needs: Iterable[Need]) -> list[str]:

@@ -62,8 +62,6 @@ _UNQUANTISED = frozenset(
         "indexer.proj.weight",
         "ffn_gate_inp.weight",
         "nextn.eh_proj.weight",
-        # A ReplicatedLinear: it takes no tensor of a size that is known at loading only.
-        "indexer.attn_q_b.weight",
     }
 )
 
@@ -73,9 +71,9 @@ _FUSED: tuple[frozenset[str], ...] = (
     frozenset({"attn_q_a.weight", "attn_kv_a_mqa.weight"}),
     frozenset({"ffn_gate.weight", "ffn_up.weight"}),
     frozenset({"ffn_gate_shexp.weight", "ffn_up_shexp.weight"}),
-    frozenset({"ffn_gate_exps.weight", "ffn_up_exps.weight"}),
+    frozenset({"ffn_gate_exps.weight", "ffn_up_exps.weight", "ffn_down_exps.weight"}),
 )
-"""Parts of one parameter of vLLM: where one part is a float, the others are dequantised too."""
+"""Computed together by vLLM: where one part is a float, the others are dequantised too."""
 
 
 @dataclass(frozen=True)
@@ -114,9 +112,25 @@ def place(
         mtp: whether speculative decoding by the MTP block is on.
     """
     known = [(weight_of(info.name, hp), info) for info in tensors]
-    floats = _float_parts(known)
+    floats, whole = _float_parts(known), _whole_kv_b(known)
     return tuple(
-        _placed(weight, info, hp, pattern, mtp, floats) for weight, info in known if weight
+        _placed(weight, info, hp, pattern, mtp, floats)
+        if weight.layer not in whole or weight.role not in _HALVES
+        else Placed(weight, info, "skipped", "heads", "attn_kv_b holds the same")
+        for weight, info in known
+        if weight
+    )
+
+
+_HALVES = ("attn_k_b.weight", "attn_v_b.weight")
+
+
+def _whole_kv_b(known: Iterable[tuple[Weight | None, TensorInfo]]) -> frozenset[int]:
+    """Layers that hold kv_b whole; DeepSeek-V3 files of early 2025 hold k_b and v_b beside it."""
+    return frozenset(
+        weight.layer
+        for weight, _ in known
+        if weight and weight.layer is not None and weight.role == "attn_kv_b.weight"
     )
 
 
@@ -338,34 +352,9 @@ def memory_per_gpu(
         )
         if each.action in ("dequantised", "reassembled") and not each.info.kind.is_float:
             dequantised += size
-    padding = _fused_padding(placed, tp)
-    for kind, size in padding.items():
-        by_class[kind] += size
-        sliced, replicated = (
-            (sliced, replicated + size) if kind == "attention" else (sliced + size, replicated)
-        )
     kv = kv_bytes_per_token(hp, pattern, mtp=mtp, dtype_bytes=dtype_bytes)
     total = sliced + replicated
     return MemoryPerGpu(tp, total, sliced, replicated, dequantised, dict(by_class), kv)
-
-
-def _fused_padding(placed: Iterable[Placed], tp: int) -> dict[TensorClass, int]:
-    """What fused parts of different types waste: every row is as long as the longest.
-
-    vllm-gguf-plugin 0.0.5 `quantization/linear.py`. Experts are held in two tensors instead.
-    """
-    groups: dict[tuple[int | None, int], list[Placed]] = defaultdict(list)
-    for each in placed:
-        index = _fused(each.weight.role)
-        if index >= 0 and each.action == "kept" and each.weight.kind != "experts":
-            groups[each.weight.layer, index].append(each)
-    waste: dict[TensorClass, int] = defaultdict(int)
-    for parts in groups.values():
-        sizes = [rank_bytes(part, tp) for part in parts]
-        rows = [_rank_dims(part, tp)[1] for part in parts]
-        longest = max(size // count for size, count in zip(sizes, rows, strict=True))
-        waste[parts[0].weight.kind] += longest * sum(rows) - sum(sizes)
-    return waste
 
 
 MLA_FP8_BYTES = 656

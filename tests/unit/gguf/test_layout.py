@@ -37,7 +37,8 @@ def test_glm_5_in_q8_0_to_the_byte() -> None:
     embedding = 2 * 6144 * 154880 * q8 / 8
     attention = 78 * q8 * (6144 * (2048 + 576) + (2048 * 16384 + 16384 * 6144) / 8)
     kv_b = 78 * 2 * 512 * 64 * 448 / 8
-    indexer = 78 * 2 * (6144 * 128 + 2048 * 4096 + 6144 * 32) + 78 * 4 * 256
+    keys = 78 * 2 * (6144 * 128 + 6144 * 32)
+    indexer = keys + 78 * q8 * 2048 * 4096 + 78 * 4 * 256
     dense = 3 * q8 * 3 * 6144 * 12288 / 8
     experts = 75 * q8 * 256 * 3 * 6144 * 2048 / 8
     shared = 75 * q8 * 3 * 6144 * 2048 / 8
@@ -50,7 +51,7 @@ def test_glm_5_in_q8_0_to_the_byte() -> None:
         "router": router, "norm": norms, "mtp": 0,
     }  # fmt: skip
     assert memory.weights == sum(memory.by_class.values()) == memory.sliced + memory.replicated
-    assert memory.dequantised == kv_b + indexer - 78 * 4 * 256
+    assert memory.dequantised == kv_b + keys
 
 
 def test_mtp_adds_its_block() -> None:
@@ -133,22 +134,22 @@ def test_what_becomes_of_each() -> None:
     assert found["blk.0.attn_kv_a_mqa.weight"] == "dequantised"
     assert found["blk.0.attn_k_b.weight"] == "reassembled"
     assert found["blk.0.indexer.attn_k.weight"] == "dequantised"
-    assert found["blk.0.indexer.attn_q_b.weight"] == "dequantised"
+    assert found["blk.0.indexer.attn_q_b.weight"] == "kept"
     assert found["blk.1.indexer.attn_k.weight"] == "skipped"
     assert found["blk.1.ffn_up_exps.weight"] == "dequantised"
     assert found["blk.1.ffn_gate_exps.weight"] == "dequantised"
-    assert found["blk.1.ffn_down_exps.weight"] == "kept"
+    assert found["blk.1.ffn_down_exps.weight"] == "dequantised"
     assert found["blk.3.attn_norm.weight"] == "skipped"
 
 
-def test_fused_parts_of_two_types_are_padded() -> None:
-    """Rows of q_a (Q4_K, 288 bytes) lie as far apart as those of kv_a (Q8_0, 544 bytes)."""
+def test_fused_parts_of_two_types_waste_nothing() -> None:
+    """Rows of q_a (Q4_K) take 288 bytes beside those of kv_a (Q8_0), which take 544."""
     mixed = memory_per_gpu(
         infos(SMALL, kinds={"attn_q_a.weight": "Q4_K"}), SMALL, IndexerPattern("FFF", "x"), 2
     )
     plain = memory_per_gpu(infos(SMALL), SMALL, IndexerPattern("FFF", "x"), 2)
-    assert mixed.weights == plain.weights
-    assert mixed.replicated == plain.replicated
+    assert plain.weights - mixed.weights == 3 * 256 * (544 - 288)
+    assert mixed.sliced == plain.sliced
 
 
 def test_the_vocabulary_is_padded_to_64() -> None:

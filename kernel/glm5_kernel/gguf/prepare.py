@@ -1,0 +1,102 @@
+"""Everything between a path and a plan: files found and checked, config completed, plan made."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from glm5_kernel.gguf.errors import GgufError, listed
+from glm5_kernel.gguf.hf_config import complete, stated_config
+from glm5_kernel.gguf.hyperparameters import (
+    Hyperparameters,
+    IndexerPattern,
+    contradictions,
+    indexer_pattern,
+)
+from glm5_kernel.gguf.inspect import hyperparameters_of
+from glm5_kernel.gguf.names import indexer_layers
+from glm5_kernel.gguf.plan import Plan, make_plan
+from glm5_kernel.gguf.shards import Model, open_model
+
+logger = logging.getLogger("vllm.glm5_kernel")
+
+DRAFT_TYPES = ("deepseek_mtp",)
+MODEL_TYPES = ("glm_moe_dsa", "deepseek_v3", *DRAFT_TYPES)
+"""Of HF configs whose files are loaded here."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model's files and what they say.
+
+    Attributes:
+        model: the files.
+        hp: hyperparameters.
+        pattern: which layers run their own indexer; None without one.
+    """
+
+    model: Model
+    hp: Hyperparameters
+    pattern: IndexerPattern | None
+
+
+def open_source(path: str, stated: dict[str, Any]) -> Source:
+    """Open a model and check it against config.json.
+
+    Args:
+        path: any of its files.
+        stated: config.json as it stands.
+
+    Raises:
+        GgufError: files that cannot be used, or every contradiction between the two.
+    """
+    model = open_model(path)
+    hp = hyperparameters_of(model)
+    pattern = indexer_pattern(hp, indexer_layers(model.tensors), stated)
+    problems = contradictions(stated, hp, pattern)
+    if problems:
+        raise GgufError([f"{model.paths[0]}: config.json does not belong to it", *problems])
+    return Source(model, hp, pattern)
+
+
+def prepare(path: str, model_config: Any, tp: int) -> Plan:  # noqa: ANN401
+    """Open a model, complete vLLM's config for it in place, and plan its loading.
+
+    Args:
+        path: any of its files.
+        model_config: vLLM's, of the model itself or of its MTP draft.
+        tp: ranks of tensor parallelism.
+
+    Raises:
+        GgufError: all that is in the way, told at once.
+    """
+    config = model_config.hf_config
+    folder = model_config.hf_config_path or model_config.model
+    stated = stated_config(folder, model_config.hf_overrides)
+    source = open_source(path, stated)
+    changed = complete(config, stated, source.hp, source.pattern)
+    if changed:
+        logger.info("glm5_kernel: config completed from the file: %s", ", ".join(changed))
+    draft = config.model_type in DRAFT_TYPES
+    indexer = getattr(config, "index_topk", None) is not None
+    return make_plan(source.model, source.hp, source.pattern, draft=draft, tp=tp, indexer=indexer)
+
+
+def summary(plan: Plan) -> str:
+    """What is loaded and what is left out, in one line."""
+    loaded = len(plan.pieces)
+    reasons = Counter(plan.left_out.values())
+    left = "; ".join(f"{count}: {reason}" for reason, count in reasons.most_common())
+    kept = sum(each.placed.action == "kept" for each in plan.pieces)
+    text = f"{loaded} of {loaded + len(plan.left_out)} tensors loaded, {kept} of them quantised"
+    return f"{text}; left out: {left}" if left else text
+
+
+def left_out_by_name(plan: Plan) -> str:
+    """Every tensor that is not loaded, by reason, for the debug log."""
+    reasons: dict[str, list[str]] = {}
+    for name, reason in plan.left_out.items():
+        reasons.setdefault(reason, []).append(name)
+    return "\n".join(f"{reason}: {listed(names, 10_000)}" for reason, names in reasons.items())
