@@ -74,8 +74,8 @@ OURS = (
 )
 
 DETERMINISTIC = (
-    Case("ours-bf16-invariant", "CUSTOM", "bf16", prefix=False, invariant=True),
-    Case("ours-fp8-invariant", "CUSTOM", "fp8", graphs=False, invariant=True),
+    Case("ours-bf16-invariant", "CUSTOM", "bf16", prefix=False, mqa=True, invariant=True),
+    Case("ours-fp8-invariant", "CUSTOM", "fp8", graphs=False, mqa=True, invariant=True),
 )
 
 TENSOR_PARALLEL = (

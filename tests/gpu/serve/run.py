@@ -60,6 +60,7 @@ class Session:
     running: list[servers.Server] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
     fingerprint: str = ""
+    loads: list[str] = field(default_factory=list)
 
     def say(self, text: str) -> None:
         print(f"[{time.monotonic() - self.began:5.0f} s] {text}", flush=True)
@@ -279,18 +280,26 @@ def warm(session: Session) -> None:
 def bench(session: Session) -> None:
     """Run throughput.py over the servers in the time that is left."""
     urls = {name: session.urls[name] for name in cases.THROUGHPUT if name in session.urls}
+    held = [server for server in session.running if server.name in urls]
     targets = session.work / "targets.json"
     targets.write_text(json.dumps({"model": str(session.work / "topk2048"), "servers": urls}))
     left = session.end - time.monotonic() - 10
     command = [sys.executable, str(HERE / "throughput.py"), str(targets)]
-    command += [str(session.out / "throughput.json"), str(left)]
+    command += [str(session.out / "throughput.json"), str(left), *session.loads]
     env = servers.environment(dict(os.environ), session.paths[1:], session.work / "cache")
+    lines = 15
     try:
         done = subprocess.run(command, env=env, check=False, timeout=max(1.0, left))
         if done.returncode:
             session.failures["throughput"] = f"throughput.py ended with {done.returncode}"
+            lines = 40
     except subprocess.TimeoutExpired:
         session.say("the benchmark was cut off; whole loads of it are kept")
+        for server in held:
+            servers.dump_stacks(server)
+        lines = 120
+    for server in held:
+        session.keep_log(server, lines)
 
 
 def parse(given: Sequence[str] | None) -> argparse.Namespace:
@@ -298,6 +307,8 @@ def parse(given: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--part", action="append", choices=[*cases.PARTS, "throughput"])
     parser.add_argument("--only", action="append", help="names of cases instead of whole parts")
+    parser.add_argument("--bench", action="append", help="these servers for the benchmark alone")
+    parser.add_argument("--load", action="append", default=[], help="CONCURRENCYxTOKENS; or all")
     parser.add_argument("--out", type=Path, default=os.environ.get("OUT", "build/serve/out"))
     parser.add_argument("--kept", type=Path, default=ROOT / "build" / "serve")
     parser.add_argument("--work", type=Path, default=Path("/tmp/serve"))
@@ -328,12 +339,19 @@ def prepare(session: Session, topks: set[int]) -> None:
     session.answers = kept(session.kept, "answers")
 
 
+def held_cases(options: argparse.Namespace) -> list[str]:
+    """Names of the servers that the benchmark asks."""
+    if "throughput" not in (options.part or []):
+        return []
+    return [name for name in cases.THROUGHPUT if name in (options.bench or cases.THROUGHPUT)]
+
+
 def chosen_cases(options: argparse.Namespace) -> list[cases.Case]:
     """Cases that are wanted, those of the throughput table first: they take longest to start."""
     if options.only:
-        return [cases.ALL[name] for name in options.only]
+        return [cases.ALL[name] for name in [*held_cases(options), *options.only]]
     parts = options.part or ["stock", "ours"]
-    first = [cases.ALL[name] for name in cases.THROUGHPUT if "throughput" in parts]
+    first = [cases.ALL[name] for name in held_cases(options)]
     found = [case for part in parts if part in cases.PARTS for case in cases.PARTS[part]]
     return list(dict.fromkeys([*first, *found]))
 
@@ -364,7 +382,7 @@ def main(given: Sequence[str] | None = None) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     options.work.mkdir(parents=True, exist_ok=True)
     wanted = chosen_cases(options)
-    holding = cases.THROUGHPUT if "throughput" in (options.part or []) else ()
+    holding = held_cases(options)
     session = Session(
         out=options.out,
         work=options.work,
@@ -373,6 +391,7 @@ def main(given: Sequence[str] | None = None) -> int:
         program=options.program,
         end=time.monotonic() + options.seconds,
         start_limit=options.start_seconds,
+        loads=options.load,
     )
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if any(case.ours for case in wanted):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -65,6 +66,7 @@ def environment(base: Mapping[str, str], paths: Sequence[Path], cache: Path) -> 
         **base,
         "PYTHONPATH": ":".join(str(path) for path in paths),
         "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",
         "PYTHONDONTWRITEBYTECODE": "",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
@@ -133,6 +135,17 @@ def wait(server: Server, deadline: float, every: float = 0.5) -> float:
             raise ServerError(f"{server.name} was not ready in time:\n{server.tail()}")
         time.sleep(every)
     return time.monotonic() - server.started
+
+
+def dump_stacks(server: Server, seconds: float = 3) -> None:
+    """Make every process of a server that hangs write its threads' stacks into its log, and end."""
+    import psutil
+
+    root = psutil.Process(server.process.pid)
+    for process in [*root.children(recursive=True), root]:
+        with contextlib.suppress(psutil.Error):
+            process.send_signal(signal.SIGABRT)
+    time.sleep(seconds)
 
 
 def stop(server: Server, patience: float = 10) -> None:

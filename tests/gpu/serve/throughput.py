@@ -98,8 +98,9 @@ def rows(runs: dict[tuple[str, Load], list[dict[str, float]]]) -> list[dict[str,
     ]
 
 
-def main(targets: str, output: str, seconds: str) -> None:
+def main(targets: str, output: str, seconds: str, *chosen: str) -> None:
     given = json.loads(Path(targets).read_text())
+    loads = [load for load in LOADS if not chosen or f"{load[0]}x{load[1]}" in chosen]
     end = time.monotonic() + float(seconds)
     runs: dict[tuple[str, Load], list[dict[str, float]]] = {}
     for name, url in given["servers"].items():  # compiles what the first request would wait for
@@ -111,7 +112,7 @@ def main(targets: str, output: str, seconds: str) -> None:
         start = time.monotonic()
         if start + longest > end:
             break
-        for load in LOADS:
+        for load in loads:
             for name, url in given["servers"].items():
                 result = bench(arguments(url, given["model"], load, 100 * number + load[0]))
                 kept = figures(result)
