@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "kernel"), str(ROOT / "benchmarks")]
 
-from sparse_mla import ceilings, has_vllm, number, time_us, versions  # noqa: E402
+from sparse_mla import ceilings, has_vllm, time_us, versions  # noqa: E402
 
 HEADS, DIM, PAGE, TOPK = 32, 128, 64, 2048
 DECODE = [(b, c) for c in (4096, 32_768, 131_072) for b in (1, 8, 64)]
@@ -170,16 +170,20 @@ def selections(case: Decode | Prefill, peers: bool) -> Iterator[tuple[str, Selec
         return
     room = torch.zeros(1 << 20, dtype=torch.uint8, device="cuda")
     yield "persistent_topk", lambda x: ops.persistent_topk(x, ends, out, room, TOPK, x.shape[1])
-    yield "top_k_per_row_decode", lambda x: ops.top_k_per_row_decode(
-        x, 1, ends, out, rows, x.stride(0), x.stride(1), TOPK
+    yield (
+        "top_k_per_row_decode",
+        lambda x: ops.top_k_per_row_decode(x, 1, ends, out, rows, x.stride(0), x.stride(1), TOPK),
     )
     if rows <= 32 and torch.cuda.get_device_capability()[0] in (9, 10):
-        yield "cooperative_topk", lambda x: ops.cooperative_topk(
-            x, ends, out, room, TOPK, case.context
+        yield (
+            "cooperative_topk",
+            lambda x: ops.cooperative_topk(x, ends, out, room, TOPK, case.context),
         )
 
 
-def measure_case(case: Decode | Prefill, op: str, replays: int, peers: bool) -> dict[str, dict[str, float]]:  # noqa: E501  fmt: skip
+def measure_case(
+    case: Decode | Prefill, op: str, replays: int, peers: bool
+) -> dict[str, dict[str, float]]:
     """µs by operation and implementation; `op` is what the logits' rows are called."""
     logits = {"ours": case.ours()} | ({"deepgemm": case.deepgemm()} if peers else {})
     found: dict[str, dict[str, float]] = {name: {} for name in (op, "topk", "logits+topk")}
@@ -217,16 +221,26 @@ def measure(replays: int) -> dict[str, Any]:
     peers = has_vllm()
     bandwidth, rate = ceilings()
     rows: list[dict[str, Any]] = []
-    for op, make, shapes in (("paged_logits", Decode, DECODE), ("prefill_logits", Prefill, PREFILL)):  # noqa: E501  fmt: skip
+    for op, make, shapes in (
+        ("paged_logits", Decode, DECODE),
+        ("prefill_logits", Prefill, PREFILL),
+    ):
         for batch, context in shapes:
             found = measure_case(make(batch, context), op, replays, peers)
             for what, values in found.items():
-                floor = None if what == "logits+topk" else floors(what, batch, context, bandwidth, rate)  # noqa: E501  fmt: skip
+                floor = (
+                    None if what == "logits+topk" else floors(what, batch, context, bandwidth, rate)
+                )
                 for impl, us in values.items():
                     row = {"op": what, "batch": batch, "context": context, "impl": impl}
                     row |= {"us": round(us, 2)} | ({"floor_us": round(floor, 2)} if floor else {})
                     rows.append(row)
-            print(batch, context, {k: {n: round(u, 1) for n, u in v.items()} for k, v in found.items()}, flush=True)  # noqa: E501  fmt: skip
+            print(
+                batch,
+                context,
+                {k: {n: round(u, 1) for n, u in v.items()} for k, v in found.items()},
+                flush=True,
+            )
             torch.cuda.empty_cache()
     return {
         "device": torch.cuda.get_device_name(),

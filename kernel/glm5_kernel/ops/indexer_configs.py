@@ -51,26 +51,40 @@ class PrefillConfig:
 
 @dataclass(frozen=True)
 class TopkConfig:
-    """How a program of the top-k kernel works.
+    """How a program of the top-k kernel works. All but `programs` are powers of two.
 
     Attributes:
         tile: values looked at at a time.
-        sample: values of a long row that its threshold is guessed from.
-        narrow: values held in registers if that is enough.
-        wide: values held in registers otherwise; longer rows have a list of that many candidates.
-        warps: warps of 32 threads.
+        warps: warps of 32 threads, 4 to 16.
         programs: programs per multiprocessor that a call is shared out to.
+        room: values that it holds in registers for the final selection.
+        list: candidates that there is room for in memory; as many as `room` more for a better list.
     """
 
-    tile: int = 2048
-    sample: int = 2048
-    narrow: int = 4096
-    wide: int = 8192
-    warps: int = 8
-    programs: int = 1
+    tile: int
+    warps: int
+    programs: int
+    room: int = 4096
+    list: int = 8192
 
     counter_bytes = 16_384
-    """Two int32 for each row that several programs share."""
+    """Two int32 for each list."""
+
+    @staticmethod
+    def sample(columns: int) -> int:
+        """Values of a long row that its threshold is guessed from.
+
+        With k = 2048 so many that `room` is too little about once in a thousand rows up to 128 k.
+        """
+        return 2048 if columns <= 65_536 else 4096
+
+
+@dataclass(frozen=True)
+class TopkTable:
+    """`few` rows, at most one per multiprocessor, and `many`."""
+
+    few: TopkConfig
+    many: TopkConfig
 
 
 @dataclass(frozen=True)
@@ -91,18 +105,33 @@ class TopkPlan:
         return self.parts * rows if self.split else self.parts
 
 
-PAGED: dict[str, PagedConfig] = {
-    "sm120": PagedConfig(tile=64, warps=4, stages=3, programs=8),
-    "sm90": PagedConfig(tile=128, warps=4, stages=3, programs=4),
+SMALL = PagedConfig(tile=64, warps=4, stages=3, programs=16)
+
+PAGED: dict[str, tuple[PagedConfig, ...]] = {
+    # 99 KB of shared memory: two programs' worth of three stages.
+    "sm120": (PagedConfig(tile=128, warps=4, stages=3, programs=4), SMALL),
+    "sm90": (PagedConfig(tile=128, warps=4, stages=3, programs=4), SMALL),
 }
 PREFILL: dict[str, PrefillConfig] = {
     "sm120": PrefillConfig(tile=128, rows=64, columns=64, warps=4, stages=3),
     "sm90": PrefillConfig(tile=128, rows=64, columns=128, warps=4, stages=3),
 }
-TOPK: dict[str, TopkConfig] = {"sm120": TopkConfig(), "sm90": TopkConfig()}
+TOPK: dict[str, TopkTable] = {
+    "sm120": TopkTable(few=TopkConfig(4096, 16, 1), many=TopkConfig(2048, 8, 2)),
+    "sm90": TopkTable(few=TopkConfig(4096, 16, 1), many=TopkConfig(2048, 8, 2)),
+}
 # Not measured there: the table of what is most alike.
-for _table in (PAGED, PREFILL, TOPK):
-    _table |= {"sm89": _table["sm120"], "sm100": _table["sm90"]}  # type: ignore[attr-defined, index]
+PAGED |= {"sm89": PAGED["sm120"], "sm100": PAGED["sm90"]}
+PREFILL |= {"sm89": PREFILL["sm120"], "sm100": PREFILL["sm90"]}
+TOPK |= {"sm89": TOPK["sm120"], "sm100": TOPK["sm90"]}
+
+
+def paged_config(arch: str, requests: int, context: int, processors: int) -> PagedConfig:
+    """The first configuration whose tiles are enough for every multiprocessor, or the smallest."""
+    for config in PAGED[arch]:
+        if requests * math.ceil(context / config.tile) >= processors:
+            return config
+    return PAGED[arch][-1]
 
 
 def paged_parts(config: PagedConfig, requests: int, context: int, processors: int) -> int:
@@ -113,9 +142,17 @@ def paged_parts(config: PagedConfig, requests: int, context: int, processors: in
 
 def topk_plan(arch: str, rows: int, columns: int, processors: int) -> TopkPlan:
     """Choose from shapes alone, so that a captured graph stays valid."""
-    config = TOPK[arch]
-    room = config.programs * processors
-    parts = min(room // rows, math.ceil(columns / config.tile))
-    if columns > config.wide and parts > 1 and 8 * rows <= config.counter_bytes:
-        return TopkPlan(config, parts, split=True)
-    return TopkPlan(config, min(rows, room), split=False)
+    table = TOPK[arch]
+    few = table.few.programs * processors
+    if rows > few:
+        return TopkPlan(table.many, min(rows, table.many.programs * processors), split=False)
+    parts = min(few // rows, math.ceil(columns / table.few.tile))
+    if columns > table.few.room and parts > 1 and 8 * rows <= TopkConfig.counter_bytes:
+        return TopkPlan(table.few, parts, split=True)
+    return TopkPlan(table.few, rows, split=False)
+
+
+def topk_lists(arch: str, rows: int, processors: int) -> int:
+    """The most lists of candidates of any call with up to `rows` rows."""
+    table = TOPK[arch]
+    return max(1, min(rows, max(c.programs for c in (table.few, table.many)) * processors))

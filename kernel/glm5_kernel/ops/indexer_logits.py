@@ -8,7 +8,7 @@ Names: `i_` a program or loop index, `p_` a pointer, `b_` a block in registers, 
 mask, `n_` a number of things, `s_` a stride in elements.
 """
 # Triton kernels: constexpr arguments are upper case and tensors have no Python type.
-# ruff: noqa: N803, N806, ANN001, ANN201, ANN202
+# ruff: noqa: N803, ANN001, ANN201, ANN202
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, no-any-return"
 # mypy: disable-error-code="import-untyped, import-not-found"
 
@@ -32,10 +32,10 @@ from glm5_kernel.ops.checks import (
     require,
 )
 from glm5_kernel.ops.indexer_configs import (
-    PAGED,
     PREFILL,
     PagedConfig,
     PrefillConfig,
+    paged_config,
     paged_parts,
 )
 from glm5_kernel.ops.portable import IN_INTERPRETER
@@ -265,7 +265,7 @@ def paged_mqa_logits(
     if out.numel() == 0:
         return out
     arch, hardware = device_table(q.device)
-    config = force_config or PAGED[arch]
+    config = force_config or paged_config(arch, batch, max_context, hardware.processors)
     padded, group = _group(heads, next_n, config.columns)
     parts = paged_parts(config, batch, max_context, hardware.processors)
     pdl = supports_pdl(q.device)

@@ -48,7 +48,7 @@ def row_lengths(context_lens: Tensor, next_n: int) -> Tensor:
     """[B] or [B, n] lengths -> one for each of the B · n rows."""
     if context_lens.ndim == 2:
         return context_lens.reshape(-1)
-    back = torch.arange(1 - next_n, 1, device=context_lens.device)
+    back = torch.arange(1 - next_n, 1, dtype=context_lens.dtype, device=context_lens.device)
     return (context_lens[:, None] + back).reshape(-1)
 
 

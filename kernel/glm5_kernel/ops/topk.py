@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from glm5_kernel.ops.checks import check_contiguous, check_device, check_dtype, check_shape, require
-from glm5_kernel.ops.indexer_configs import TOPK, TopkConfig, TopkPlan, topk_plan
+from glm5_kernel.ops.indexer_configs import TOPK, TopkConfig, TopkPlan, topk_lists, topk_plan
 from glm5_kernel.ops.sparse_mla import device_table, supports_pdl
 from glm5_kernel.ops.topk_kernel import topk_kernel
 
@@ -33,8 +33,8 @@ def topk_indices(
 
     Exact: the values at the indices are those that torch.topk would give, equal ones counted; of
     values that tie for the last places those with the smallest indices are taken, so the set is the
-    same in every run. (+0 counts as larger than −0; NaN as larger, or with its sign bit set as
-    smaller, than everything else.) The order of the indices is any.
+    same in every run. The order of the indices is any. NaN counts as larger than everything else;
+    of a row with k or more of them any k positions are chosen.
 
     Nothing outside a row's range is read. Neither allocates when `out` and `workspace` are given,
     nor waits for the GPU; programs are shared out by shapes alone, so a captured CUDA graph stays
@@ -73,14 +73,14 @@ def topk_indices(
     config = chosen.config
     pdl = supports_pdl(logits.device)
     extra: dict[str, Any] = {"launch_pdl": True} if pdl else {}
-    counters, keys, indices = space
+    counters, values, indices = space
     topk_kernel[(chosen.programs(rows),)](
         logits,
         ends if starts is None else starts,
         ends,
         out,
         counters,
-        keys,
+        values,
         indices,
         rows,
         columns,
@@ -90,15 +90,16 @@ def topk_indices(
         logits.stride(0),
         out.stride(0),
         *steps,
+        config.list + config.room,
         KB=1 << (k - 1).bit_length(),
-        SAMPLE=config.sample,
-        NARROW=config.narrow,
-        WIDE=config.wide,
+        SAMPLE=config.sample(columns),
+        ROOM=config.room,
+        LIST=config.list,
         TILE=config.tile,
+        WARPS=config.warps,
         SPLIT=chosen.split,
         USE_START=starts is not None,
         LAST_ONLY=last_only,
-        ALIGN=_alignment(logits) if starts is None else 1,
         PDL=pdl,
         num_warps=config.warps,
         **extra,
@@ -109,13 +110,11 @@ def topk_indices(
 def workspace_bytes(max_rows: int, *, device: torch.device | str = "cuda") -> int:
     """Bytes of `workspace` that any call of up to `max_rows` rows needs on `device`."""
     arch, hardware = device_table(torch.device(device))
-    config = TOPK[arch]
-    lists = min(max_rows, config.programs * hardware.processors)
-    return _bytes(config, max(lists, 1))
+    return _bytes(TOPK[arch].few, topk_lists(arch, max_rows, hardware.processors))
 
 
 def _bytes(config: TopkConfig, lists: int) -> int:
-    return config.counter_bytes + lists * config.wide * 8
+    return config.counter_bytes + lists * (config.list + config.room) * 8
 
 
 def _check_logits(logits: Tensor, k: int) -> tuple[int, int]:
@@ -163,25 +162,20 @@ def _check_out(out: Tensor, rows: int, k: int, device: torch.device) -> None:
 def _space(
     workspace: Tensor | None, chosen: TopkPlan, rows: int, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Counters, and the lists' keys and indices, all int32."""
+    """Counters, and the lists' values and indices."""
     config = chosen.config
     lists = rows if chosen.split else chosen.parts
     needed = _bytes(config, lists)
     if workspace is None:
         workspace = torch.empty(needed, dtype=torch.uint8, device=device)
-        if chosen.split:
-            workspace[: config.counter_bytes].zero_()
+        workspace[: config.counter_bytes].zero_()
     check_dtype("workspace", workspace, (torch.uint8,))
     check_contiguous("workspace", workspace)
     require(workspace.device == device, "workspace", str(workspace.device), str(device))
     require(workspace.numel() >= needed, "workspace", f"{workspace.numel()} bytes",
             f"at least {needed}")  # fmt: skip
     require(workspace.data_ptr() % 16 == 0, "workspace", "an unaligned address", "16-byte aligned")
-    numbers = workspace[: needed - needed % 4].view(torch.int32)
-    first, size = config.counter_bytes // 4, lists * config.wide
-    return numbers[:first], numbers[first : first + size], numbers[first + size :]
-
-
-def _alignment(logits: Tensor) -> int:
-    aligned = logits.data_ptr() % 16 == 0 and logits.stride(0) % 4 == 0
-    return 4 if aligned else 1
+    first, size = config.counter_bytes, lists * (config.list + config.room) * 4
+    counters = workspace[:first]
+    values, indices = workspace[first : first + size], workspace[first + size : needed]
+    return counters.view(torch.int32), values.view(torch.float32), indices.view(torch.int32)

@@ -1,25 +1,25 @@
 """The kernel of the exact top-k selection.
 
-A row of at most `WIDE` values is held in registers. Of a longer one a sample is looked at first: its
-quantile gives a threshold that a little more than k values reach, so one pass over the row leaves a
-few thousand candidates, which then are held in registers. The sample decides speed alone: where it
-misleads (fewer than k candidates, or more than there is room for), the row itself is counted until
-the threshold fits.
+A row of at most `ROOM` values is held in registers. Of a longer one a sample is looked at first:
+its quantile gives a threshold that a little more than k values reach, so one pass over the row
+leaves a list of few candidates, which then are held in registers. The sample decides speed alone:
+where it misleads (fewer than k candidates, or more than there is room for), the list or the row is
+counted until the threshold fits.
 
-In registers the k-th largest value is found by counting how many values reach each of three pivots:
-two by interpolation of what is counted so far, one in the middle of the interval of keys, which
-bounds the number of rounds by 32 whatever the values are.
+In registers the k-th largest value is found by radix selection on integer keys: their distances
+from the largest are sorted into bins by the leading bits, and the bin that holds the k-th is sorted
+again; three passes at most.
 
-Where several programs share a row, each adds its candidates to the row's list, and the one that is
-done last selects from it.
+Where several programs share a row, all add to the row's list, and the one that is done last selects
+from it.
 
 Names: `i_` a program or loop index, `p_` a pointer, `b_` a block in registers, `o_` offsets, `m_` a
 mask, `n_` a number of things, `s_` a stride in elements. Keys are int32 in the order of the values.
 """
 # Triton kernels: constexpr arguments are upper case and tensors have no Python type.
-# ruff: noqa: N803, N806, ANN001, ANN201, ANN202, SIM102
+# ruff: noqa: N803, ANN001, ANN201, ANN202
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, no-any-return"
-# mypy: disable-error-code="import-untyped, import-not-found"
+# mypy: disable-error-code="import-untyped, import-not-found, misc"
 
 from __future__ import annotations
 
@@ -33,6 +33,224 @@ ABSENT = tl.constexpr(-(2**31))
 """Key of what is no value; those of values lie between the next two, both included."""
 LEAST = tl.constexpr(-(2**31) + 1)
 MOST = tl.constexpr(2**31 - 2)
+MOST_BINS = tl.constexpr(2048)
+"""All histograms of a kernel together, and what Triton needs, must stay below 48 KB."""
+
+
+@triton.constexpr_function
+def _tally_code(n, bins):
+    """PTX of a histogram in shared memory, for n values a thread.
+
+    Operands: n counts (out), n bins (others than 0 … bins − 1 are not counted), n positions.
+    """
+    place = "shl.b32 at, ${}, 2;\nadd.u32 at, at, base;\n"
+    add = [
+        f"setp.lt.u32 some, ${n + j}, {bins};\n{place.format(n + j)}"
+        "@some red.shared.add.u32 [at], 1;"
+        for j in range(n)
+    ]
+    clear = [f"{place.format(2 * n + j)}st.shared.b32 [at], 0;" for j in range(n)]
+    read = [f"{place.format(2 * n + j)}ld.shared.b32 ${j}, [at];" for j in range(n)]
+    wait = ["bar.sync 0;"]
+    start = [
+        f"{{\n.shared .align 16 .b32 tally[{bins}];\n.reg .b32 base, at;\n.reg .pred some;",
+        "mov.u32 base, tally;",
+    ]
+    return "\n".join([*start, *wait, *clear, *wait, *add, *wait, *read, "}"])
+
+
+@triton.constexpr_function
+def _kth_code(n, warps):
+    """PTX of a radix selection in shared memory, for n keys a thread: 11, 11 and 10 bits.
+
+    Operands: n times the result (out), n keys, n times the rank k, n times the most keys that may
+    reach the result without another pass.
+    """
+    bins = 2048
+    each = bins // (32 * warps)
+    wait = "bar.sync 0;"
+    quads = range(0, each, 4)
+    counts = [[f"count{j + i}" for i in range(4)] for j in quads]
+    lines = [
+        f"{{\n.shared .align 16 .b32 tally[{bins}];\n.shared .align 16 .b32 sums[{warps + 4}];",
+        f".reg .b32 mine, at, bin, need, over, far, sum, scan, other, lane, warp, count<{each}>;",
+        ".reg .b32 tid, first;\n.reg .pred some, low, high;",
+        "mov.u32 tid, %tid.x;\nand.b32 lane, tid, 31;\nshr.u32 warp, tid, 5;",
+        f"mov.u32 at, tally;\nmad.lo.u32 mine, tid, {4 * each}, at;",
+        f"mov.b32 need, ${2 * n};\nmov.b32 over, 0;\nmov.b32 far, 0;",
+    ]
+    for shift, size in ((21, 2048), (10, 2048), (0, 1024)):
+        lines += [f"st.shared.v4.b32 [mine+{4 * j}], {{0, 0, 0, 0}};" for j in quads]
+        lines.append(wait)
+        for j in range(n):
+            # Distances from the largest key, so that the largest come first.
+            lines.append(f"xor.b32 bin, ${n + j}, 0x7fffffff;")
+            if shift < 21:
+                lines += [
+                    f"xor.b32 other, bin, far;\nshr.u32 other, other, {shift + 11 - (shift == 0)};",
+                    "setp.eq.u32 some, other, 0;",
+                ]
+            lines += [
+                f"shr.u32 bin, bin, {shift};\nand.b32 bin, bin, {size - 1};",
+                "mov.u32 at, tally;\nmad.lo.u32 at, bin, 4, at;",
+                f"{'@some ' if shift < 21 else ''}red.shared.add.u32 [at], 1;",
+            ]
+        lines.append(wait)
+        # An inclusive sum over the threads, each with its bins.
+        for j, quad in zip(quads, counts, strict=True):
+            lines.append(f"ld.shared.v4.b32 {{{', '.join(quad)}}}, [mine+{4 * j}];")
+        lines.append("mov.b32 sum, 0;")
+        lines += [f"add.u32 sum, sum, {name};" for quad in counts for name in quad]
+        lines.append("mov.b32 scan, sum;")
+        for step in (1, 2, 4, 8, 16):
+            lines += [
+                f"shfl.sync.up.b32 other|some, scan, {step}, 0, 0xffffffff;",
+                "@some add.u32 scan, scan, other;",
+            ]
+        lines += [
+            "setp.eq.u32 some, lane, 31;\nmov.u32 at, sums;\nmad.lo.u32 at, warp, 4, at;",
+            "@some st.shared.b32 [at], scan;", wait, "sub.u32 first, scan, sum;",
+        ]  # fmt: skip
+        for w in range(warps - 1):
+            lines += [
+                f"ld.shared.b32 other, [sums+{4 * w}];\nsetp.gt.u32 some, warp, {w};",
+                "@some add.u32 first, first, other;",
+            ]
+        # The one bin that the rank falls into tells everybody.
+        for j, name in enumerate(name for quad in counts for name in quad):
+            lines += [
+                "setp.lt.u32 low, first, need;\nmov.b32 other, first;",
+                f"add.u32 first, first, {name};\nsetp.ge.and.u32 high, first, need, low;",
+                f"mad.lo.u32 bin, tid, {each}, {j};",
+                f"@high st.shared.b32 [sums+{4 * warps}], bin;",
+                f"@high st.shared.b32 [sums+{4 * warps + 4}], other;",
+                f"@high st.shared.b32 [sums+{4 * warps + 8}], first;",
+            ]
+        lines += [
+            wait,
+            f"ld.shared.b32 bin, [sums+{4 * warps}];\nld.shared.b32 other, [sums+{4 * warps + 4}];",
+            f"ld.shared.b32 first, [sums+{4 * warps + 8}];",
+            f"shl.b32 bin, bin, {shift};\nor.b32 far, far, bin;",
+        ]
+        if shift:
+            # So few reach the bin's end that this will do.
+            lines += [
+                f"add.u32 first, first, over;\nsetp.le.u32 some, first, ${3 * n};",
+                f"@some or.b32 far, far, {2**shift - 1};\n@some bra done;",
+                "sub.u32 need, need, other;\nadd.u32 over, over, other;",
+            ]
+    lines.append("done:\nxor.b32 far, far, 0x7fffffff;")
+    lines += [f"mov.b32 ${j}, far;" for j in range(n)]
+    return "\n".join([*lines, "}"])
+
+
+@triton.constexpr_function
+def _claim_code(n, space):
+    """PTX that gives each hit a number of its own from a counter, a warp at a time.
+
+    Operands: n numbers (out), n hits (0 or 1), and n times the counter's address if it is in global
+    memory; one in shared memory starts at 0.
+    """
+    start = [
+        "{\n.reg .b32 hits, before, total, below, lane, first;\n.reg .pred some;",
+        "mov.u32 below, %lanemask_lt;\nmov.u32 lane, %laneid;",
+        "mov.u32 total, 0;\nmov.u32 first, 0;",
+    ]
+    if space == "shared":
+        start += [
+            ".shared .b32 counter;\n.reg .b32 tid;\nmov.u32 tid, %tid.x;\nbar.sync 0;",
+            "setp.eq.u32 some, tid, 0;\n@some st.shared.b32 [counter], 0;\nbar.sync 0;",
+        ]
+    vote = [
+        f"setp.ne.s32 some, ${n + j}, 0;\nvote.sync.ballot.b32 hits, some, 0xffffffff;\n"
+        f"and.b32 before, hits, below;\npopc.b32 before, before;\nadd.u32 ${j}, total, before;\n"
+        "popc.b32 hits, hits;\nadd.u32 total, total, hits;"
+        for j in range(n)
+    ]
+    address = "counter" if space == "shared" else f"${2 * n}"
+    claim = [
+        "setp.eq.u32 some, lane, 0;\nsetp.ne.and.u32 some, total, 0, some;",
+        f"@some atom.{space}.add.u32 first, [{address}], total;",
+        "shfl.sync.idx.b32 first, first, 0, 31, 0xffffffff;",
+    ]
+    shift = [f"add.u32 ${j}, ${j}, first;" for j in range(n)]
+    return "\n".join([*start, *vote, *claim, *shift, "}"])
+
+
+@triton.constexpr_function
+def _operands(n, kinds):
+    return ",".join(["=&r"] * n + [kind for kind in kinds for _ in range(n)])
+
+
+@triton.constexpr_function
+def _log2(n):
+    return n.bit_length() - 1
+
+
+@triton.jit
+def _tally(b_bin, BINS: tl.constexpr, WARPS: tl.constexpr):
+    """How many of `b_bin` are 0, 1, … BINS − 1, and zeros: as many numbers as there are values."""
+    SIZE: tl.constexpr = b_bin.shape[0]
+    o_bin = tl.arange(0, SIZE)
+    if IN_INTERPRETER:
+        m_bin = (b_bin >= 0) & (b_bin < BINS)
+        b_counts = tl.histogram(tl.where(m_bin, b_bin, SIZE), 2 * SIZE)
+        return tl.sum(tl.reshape(b_counts, (2, SIZE)) * (1 - tl.arange(0, 2))[:, None], 0)
+    N: tl.constexpr = SIZE // (32 * WARPS)
+    code: tl.constexpr = _tally_code(N, BINS)
+    operands: tl.constexpr = _operands(N, "rr")
+    o_read = o_bin & (BINS - 1)
+    b_counts = tl.inline_asm_elementwise(code, operands, [b_bin, o_read], tl.int32, False, N)
+    return tl.where(o_bin < BINS, b_counts, 0)
+
+
+@triton.jit
+def _claim(p_counter, m_hit, WARPS: tl.constexpr):
+    """A number for each hit that no other has: the counter goes up by the number of hits."""
+    SIZE: tl.constexpr = m_hit.shape[0]
+    b_hit = m_hit.to(tl.int32)
+    if IN_INTERPRETER:
+        return tl.atomic_add(p_counter, tl.sum(b_hit, 0)) + tl.cumsum(b_hit, 0) - 1
+    N: tl.constexpr = SIZE // (32 * WARPS)
+    code: tl.constexpr = _claim_code(N, "global")
+    operands: tl.constexpr = _operands(N, "rl")
+    b_address = tl.broadcast_to(p_counter.to(tl.int64), (SIZE,))
+    return tl.inline_asm_elementwise(code, operands, [b_hit, b_address], tl.int32, False, N)
+
+
+@triton.jit
+def _place(m_hit, WARPS: tl.constexpr):
+    """A number for each hit of the program, from 0, that no other has."""
+    b_hit = m_hit.to(tl.int32)
+    if IN_INTERPRETER:
+        return tl.cumsum(b_hit, 0) - 1
+    N: tl.constexpr = m_hit.shape[0] // (32 * WARPS)
+    code: tl.constexpr = _claim_code(N, "shared")
+    operands: tl.constexpr = _operands(N, "r")
+    return tl.inline_asm_elementwise(code, operands, [b_hit], tl.int32, False, N)
+
+
+@triton.jit
+def _kth(b_key, k, slack, WARPS: tl.constexpr):
+    """A key that at least k reach, and k + slack at most or none without the k-th largest."""
+    if IN_INTERPRETER:
+        low = k * 0 + ABSENT
+        step = k * 0 + 2**30
+        if tl.sum((b_key >= 0).to(tl.int32), 0) >= k:
+            low = k * 0
+        while step > 0:
+            enough = tl.sum((b_key >= low + step).to(tl.int32), 0) >= k
+            low = tl.where(enough, low + step, low)
+            step = step // 2
+        return low
+    SIZE: tl.constexpr = b_key.shape[0]
+    N: tl.constexpr = SIZE // (32 * WARPS)
+    code: tl.constexpr = _kth_code(N, WARPS)
+    operands: tl.constexpr = _operands(N, "rrr")
+    b_k = tl.broadcast_to(k, (SIZE,))
+    b_most = tl.broadcast_to(k + slack, (SIZE,))
+    b_low = tl.inline_asm_elementwise(code, operands, [b_key, b_k, b_most], tl.int32, False, N)
+    return tl.max(b_low, 0)
 
 
 @triton.jit
@@ -43,70 +261,52 @@ def _flip(bits):
 
 @triton.jit
 def _key(value):
-    return tl.minimum(tl.maximum(_flip(value.to(tl.int32, bitcast=True)), LEAST), MOST)
+    """Keys in the order of the values; both zeros have the same, NaN the largest."""
+    bits = (value + 0.0).to(tl.int32, bitcast=True)
+    return tl.where(value != value, MOST, _flip(bits))
 
 
 @triton.jit
-def _value(key):
+def _least(key):
+    """What no value with this key or a larger one is less than."""
     return _flip(key).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def _add_three(a_0, a_1, a_2, b_0, b_1, b_2):
-    return a_0 + b_0, a_1 + b_1, a_2 + b_2
+def _keys(p_from, o_n, n):
+    m_n = o_n < n
+    # Not from the first-level cache: other multiprocessors may have written this.
+    b_value = tl.load(p_from + o_n, mask=m_n, other=0.0, cache_modifier=".cg")
+    return tl.where(m_n, _key(b_value), ABSENT)
 
 
 @triton.jit
-def _sum_three(b_0, b_1, b_2):
-    """Three sums for one pass through shared memory."""
-    if IN_INTERPRETER:  # it would add number by number
-        return tl.sum(b_0, 0), tl.sum(b_1, 0), tl.sum(b_2, 0)
-    return tl.reduce((b_0, b_1, b_2), 0, _add_three)
+def _bins(b_key, high, width, BINS: tl.constexpr):
+    """The bin of each key in [high - width, high], the largest first; BINS for others.
 
-
-@triton.jit
-def _pivots(k, low, n_low, high, n_high):
-    """Three keys in (low, high): by interpolation, half as far, and the middle."""
-    part = (n_low - k + 0.5) / (n_low - n_high)
-    at = _value(low)
-    span = _value(high) - at
-    # Whatever an infinity or NaN makes of this, the pivots lie inside.
-    near = tl.minimum(tl.maximum(_key(at + span * (0.5 * part)), low + 1), high - 1)
-    far = tl.minimum(tl.maximum(_key(at + span * part), low + 1), high - 1)
-    return near, far, (low >> 1) + (high >> 1) + (low & high & 1)
-
-
-@triton.jit
-def _narrow(k, low, n_low, high, n_high, pivot, count):
-    """The interval after `count` values were found to reach `pivot`."""
-    up = (count >= k) & (pivot > low)
-    down = (count < k) & (pivot < high)
-    low = tl.where(up, pivot, low)
-    n_low = tl.where(up, count, n_low)
-    high = tl.where(down, pivot, high)
-    n_high = tl.where(down, count, n_high)
-    return low, n_low, high, n_high
-
-
-@triton.jit
-def _search(b_key, n, k, slack):
-    """An interval [low, high) of keys that holds the k-th largest of n, and how many reach each end.
-
-    Either between k and k + slack keys reach `low`, or `low` is the only key of the interval.
+    Returns also by how many bits distances are shifted.
     """
-    low = tl.min(tl.where(b_key == ABSENT, MOST, b_key), 0)
-    high = tl.max(b_key, 0) + 1
-    n_low = n
-    n_high = n * 0
-    while (n_low > k + slack) & (low + 1 < high):
-        p_0, p_1, p_2 = _pivots(k, low, n_low, high, n_high)
-        c_0, c_1, c_2 = _sum_three(
-            (b_key >= p_0).to(tl.int32), (b_key >= p_1).to(tl.int32), (b_key >= p_2).to(tl.int32)
-        )
-        low, n_low, high, n_high = _narrow(k, low, n_low, high, n_high, p_0, c_0)
-        low, n_low, high, n_high = _narrow(k, low, n_low, high, n_high, p_1, c_1)
-        low, n_low, high, n_high = _narrow(k, low, n_low, high, n_high, p_2, c_2)
-    return low, n_low, high, n_high
+    # The exponent of the width as float32, which may be one too large.
+    bits = (width.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 126
+    shift = tl.maximum(bits - _log2(BINS), 0).to(tl.uint32)
+    b_far = (high - b_key).to(tl.uint32, bitcast=True)
+    return tl.where(b_far <= width, (b_far >> shift).to(tl.int32), BINS), shift
+
+
+@triton.jit
+def _choose(b_tally, k, high, width, n_over, shift):
+    """The bin where the k-th largest is, as an interval like those of `_narrow_down`."""
+    SIZE: tl.constexpr = b_tally.shape[0]
+    o_bin = tl.arange(0, SIZE)
+    b_reach = n_over + tl.cumsum(b_tally, 0)
+    m_over = b_reach < k
+    b_packed = ((o_bin + 1).to(tl.int64) << 32) | b_reach.to(tl.int64)
+    last = tl.max(tl.where(m_over, b_packed, n_over.to(tl.int64)), 0)
+    n_reach = tl.min(tl.where(m_over, MOST, b_reach), 0)
+    start = (last >> 32).to(tl.uint32) << shift
+    size = ((width * 0 + 1) << shift) - 1
+    width = tl.minimum(width - start, size)
+    return high - start.to(tl.int32, bitcast=True), width, last.to(tl.int32), n_reach
 
 
 @triton.jit
@@ -123,13 +323,13 @@ def _first_of(m_tie, b_index, n, need):
 
 
 @triton.jit
-def _write(p_out, b_key, b_index, low, high, before, ties, need):
-    """Write those that reach `high`, and as many ties in [low, high) as `need` allows.
+def _write(p_out, b_key, b_index, high, width, before, ties, need):
+    """Write those above the interval, and as many in it (ties) as `need` allows.
 
     `before` are written, and `ties` seen, already. Returns both numbers afterwards.
     """
-    m_over = b_key >= high
-    m_tie = (b_key >= low) & ~m_over
+    m_over = b_key > high
+    m_tie = (high - b_key).to(tl.uint32, bitcast=True) <= width
     b_rank = tl.cumsum(m_over.to(tl.int32) | (m_tie.to(tl.int32) << 16), 0)
     b_ties = ties + (b_rank >> 16)
     b_place = (b_rank & 0xFFFF) + tl.minimum(b_ties, need) - tl.minimum(ties, need) - 1
@@ -140,50 +340,28 @@ def _write(p_out, b_key, b_index, low, high, before, ties, need):
 
 
 @triton.jit
-def _select(p_out, b_key, b_index, n, k, IN_ORDER: tl.constexpr):
-    """Write the indices of the k largest of n > k keys; of equal ones the first.
+def _select(p_from, p_index, p_out, n, k, listed, ROOM: tl.constexpr, WARPS: tl.constexpr):
+    """Write the k largest of n values, k <= n <= ROOM; of equal ones those that come first.
 
-    IN_ORDER: whether the indices ascend.
+    A row's indices are its positions, those of a list (`listed`) at `p_index`.
     """
-    low, n_low, high, n_high = _search(b_key, n, k, 0)
-    need = k - n_high
-    if not IN_ORDER:
-        if n_low > k:
-            m_tie = b_key == low
-            end = _first_of(m_tie, b_index, tl.max(b_index, 0) + 1, need)
-            b_key = tl.where(m_tie & (b_index >= end), ABSENT, b_key)
-    _write(p_out, b_key, b_index, low, high, 0, 0, need)
+    o_n = tl.arange(0, ROOM)
+    b_key = _keys(p_from, o_n, n)
+    b_index = tl.load(p_index + o_n, mask=(o_n < n) & listed, other=0, cache_modifier=".cg")
+    b_index = tl.where(listed, b_index, o_n)
+    low = _kth(b_key, k, k * 0, WARPS)
+    m_taken = b_key >= low
+    if tl.sum(m_taken.to(tl.int32), 0) > k:  # then it is the k-th largest itself
+        m_tie = b_key == low
+        need = k - tl.sum((b_key > low).to(tl.int32), 0)
+        end = _first_of(m_tie, b_index, tl.max(b_index, 0) + 1, need)
+        m_taken = m_taken & ~(m_tie & (b_index >= end))
+    tl.store(p_out + _place(m_taken, WARPS), b_index, mask=m_taken)
 
 
 @triton.jit
-def _select_row(p_row, p_out, n, k, BLOCK: tl.constexpr):
-    """The whole row of k < n <= BLOCK values in registers."""
-    o_n = tl.arange(0, BLOCK)
-    b_key = _keys(p_row, o_n, n)
-    _select(p_out, b_key, o_n, n, k, True)
-
-
-@triton.jit
-def _select_candidates(p_key, p_index, p_out, n, k, BLOCK: tl.constexpr):
-    """The list of k <= n <= BLOCK candidates in registers."""
-    o_n = tl.arange(0, BLOCK)
-    m_n = o_n < n
-    # Past the first-level cache: other multiprocessors wrote this.
-    b_key = tl.load(p_key + o_n, mask=m_n, other=ABSENT, cache_modifier=".cg")
-    b_index = tl.load(p_index + o_n, mask=m_n, other=0, cache_modifier=".cg")
-    _select(p_out, b_key, b_index, n, k, False)
-
-
-@triton.jit
-def _keys(p_row, o_n, n):
-    m_n = o_n < n
-    b_value = tl.load(p_row + o_n, mask=m_n, other=0.0)
-    return tl.where(m_n, _key(b_value), ABSENT)
-
-
-@triton.jit
-def _threshold(p_row, n, k, SAMPLE: tl.constexpr):
-    """A key that probably a little more than k of the row's n > SAMPLE values reach.
+def _threshold(p_row, n, k, SAMPLE: tl.constexpr, WARPS: tl.constexpr):
+    """A value that probably a little more than k of the row's n > SAMPLE values reach.
 
     The sample has one value, anywhere, of each of SAMPLE equal stretches of the row.
     """
@@ -192,99 +370,96 @@ def _threshold(p_row, n, k, SAMPLE: tl.constexpr):
     o_width = ((o_s + 1).to(tl.int64) * n) // SAMPLE - o_start
     o_hash = ((o_s.to(tl.uint32) * 2654435761) >> 16).to(tl.int64)
     b_key = _key(tl.load(p_row + o_start + ((o_hash * o_width) >> 16)))
-    # Half of the time that many of the sample are among the k largest; plus 3.5 deviations.
+    # That many of the sample are among the k largest on average; plus 3.5 deviations.
     mean = k * (SAMPLE * 1.0) / n
     rank = tl.minimum((mean + 3.5 * tl.sqrt(mean) + 3.0).to(tl.int32), SAMPLE)
-    low, _, _, _ = _search(b_key, n * 0 + SAMPLE, rank, rank // 8)
-    return low
+    low = _kth(b_key, rank, rank // 16, WARPS)
+    return _least(low)
 
 
 @triton.jit
-def _collect(p_row, p_key, p_index, first, n, step, threshold, before, room, TILE: tl.constexpr):
-    """Put the row's values that reach the threshold on the list, from place `before` on.
+def _collect(p_from, p_from_index, p_counter, p_value, p_index, first, n, step, threshold, room,
+             listed, TILE: tl.constexpr, WARPS: tl.constexpr):  # fmt: skip
+    """Put the values that are not less than the threshold on the list, as long as there is room.
 
-    Looks at tiles `first`, `first + step`, … Returns how many are on the list, or would be if there
-    were room.
+    Looks at tiles `first`, `first + step`, … of n values. The counter goes up by as many as
+    are not less.
     """
     o_t = tl.arange(0, TILE)
+    p_from = p_from + o_t
+    b_next = tl.load(p_from + first * TILE, mask=first * TILE + o_t < n, other=0.0)
     for t in range(first * TILE, n, step * TILE):
-        b_key = _keys(p_row, t + o_t, n)
-        m_hit = b_key >= threshold
-        b_place = before + tl.cumsum(m_hit.to(tl.int32), 0) - 1
+        b_value = b_next
+        o_next = t + step * TILE
+        b_next = tl.load(p_from + o_next, mask=o_next + o_t < n, other=0.0)
+        m_hit = ~(b_value < threshold) & (t + o_t < n)
+        b_place = _claim(p_counter, m_hit, WARPS)
         m_kept = m_hit & (b_place < room)
-        tl.store(p_key + b_place, b_key, mask=m_kept)
-        tl.store(p_index + b_place, t + o_t, mask=m_kept)
-        before += tl.sum(m_hit.to(tl.int32), 0)
-    return before
+        b_index = tl.load(p_from_index + t + o_t, mask=m_kept & listed, other=0)
+        tl.store(p_value + b_place, b_value, mask=m_kept)
+        tl.store(p_index + b_place, tl.where(listed, b_index, t + o_t), mask=m_kept)
 
 
 @triton.jit
-def _count(p_row, first, n, step, threshold, TILE: tl.constexpr):
-    """How many values of those tiles reach the threshold."""
-    o_t = tl.arange(0, TILE)
-    b_hits = tl.zeros([TILE], tl.int32)
-    for t in range(first * TILE, n, step * TILE):
-        b_hits += (_keys(p_row, t + o_t, n) >= threshold).to(tl.int32)
-    return tl.sum(b_hits, 0)
+def _narrow_down(p_from, n, k, room, TILE: tl.constexpr, WARPS: tl.constexpr):
+    """An interval [high - width, high] of keys that holds the k-th largest of n values in memory.
 
-
-@triton.jit
-def _refine(p_row, n, k, threshold, count, room, TILE: tl.constexpr):
-    """Narrow the interval by counting the row until at most `room` values reach its lower end.
-
-    Returns like `_search`. `count` values reach `threshold`; that is not what was hoped for.
+    `n_over` keys are larger, `n_reach` at least as large as its least; `n_reach` is at most `room`,
+    or the interval is a single key.
     """
+    FEWER_BINS: tl.constexpr = min(TILE, MOST_BINS // 2)
     o_t = tl.arange(0, TILE)
     b_least = tl.full([TILE], MOST, tl.int32)
     b_most = tl.full([TILE], LEAST, tl.int32)
     for t in range(0, n, TILE):
-        b_key = _keys(p_row, t + o_t, n)
+        b_key = _keys(p_from, t + o_t, n)
         b_least = tl.minimum(b_least, tl.where(b_key == ABSENT, MOST, b_key))
         b_most = tl.maximum(b_most, b_key)
-    low = tl.min(b_least, 0)
-    high = tl.max(b_most, 0) + 1
-    n_low = n
-    n_high = n * 0
-    low, n_low, high, n_high = _narrow(k, low, n_low, high, n_high, threshold, count)
-    while (n_low > room) & (low + 1 < high):
-        p_0, p_1, p_2 = _pivots(k, low, n_low, high, n_high)
-        b_0 = tl.zeros([TILE], tl.int32)
-        b_1 = tl.zeros([TILE], tl.int32)
-        b_2 = tl.zeros([TILE], tl.int32)
+    high = tl.max(b_most, 0)
+    width = (high - tl.min(b_least, 0)).to(tl.uint32, bitcast=True)
+    n_over = n * 0
+    n_reach = n
+    while (n_reach > room) & (width > 0):
+        b_tally = tl.zeros([TILE], tl.int32)
+        shift = width * 0
         for t in range(0, n, TILE):
-            b_key = _keys(p_row, t + o_t, n)
-            b_0 += (b_key >= p_0).to(tl.int32)
-            b_1 += (b_key >= p_1).to(tl.int32)
-            b_2 += (b_key >= p_2).to(tl.int32)
-        c_0, c_1, c_2 = _sum_three(b_0, b_1, b_2)
-        low, n_low, high, n_high = _narrow(k, low, n_low, high, n_high, p_0, c_0)
-        low, n_low, high, n_high = _narrow(k, low, n_low, high, n_high, p_1, c_1)
-        low, n_low, high, n_high = _narrow(k, low, n_low, high, n_high, p_2, c_2)
-    return low, n_low, high, n_high
+            b_bin, shift = _bins(_keys(p_from, t + o_t, n), high, width, FEWER_BINS)
+            b_tally += _tally(b_bin, FEWER_BINS, WARPS)
+        high, width, n_over, n_reach = _choose(b_tally, k, high, width, n_over, shift)
+    return high, width, n_over, n_reach
 
 
 @triton.jit
-def _finish(
-    p_row, p_key, p_index, p_out, n, k, threshold, count,
-    NARROW: tl.constexpr, WIDE: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
-    """Select from the list of candidates; make a better list first where it does not serve."""
-    if (count < k) | (count > WIDE):
-        low, count, high, n_high = _refine(p_row, n, k, threshold, count, WIDE, TILE)
-        if count <= WIDE:
-            _collect(p_row, p_key, p_index, 0, n, 1, low, n * 0, WIDE, TILE)
-            tl.debug_barrier()
-        else:  # so many equal values that none but them is left to choose from
-            o_t = tl.arange(0, TILE)
-            written = n * 0
-            ties = n * 0
-            for t in range(0, n, TILE):
-                b_key = _keys(p_row, t + o_t, n)
-                written, ties = _write(p_out, b_key, t + o_t, low, high, written, ties, k - n_high)
-    if count <= NARROW:
-        _select_candidates(p_key, p_index, p_out, count, k, NARROW)
-    elif count <= WIDE:
-        _select_candidates(p_key, p_index, p_out, count, k, WIDE)
+def _better_list(p_row, p_counter, p_value, p_index, p_out, n, k, count,
+                 ROOM: tl.constexpr, LIST: tl.constexpr, TILE: tl.constexpr,
+                 WARPS: tl.constexpr):  # fmt: skip
+    """Where a list of `count` values does not serve: make one at its end that does.
+
+    It is made from the list, or, if that lacks some, from the row. Returns its length; 0 if so many
+    values tie that the selection had to be written at once.
+    """
+    listed = (count >= k) & (count <= LIST)
+    p_from = p_row
+    n_from = n
+    if listed:
+        p_from = p_value
+        n_from = count
+    high, width, n_over, n_reach = _narrow_down(p_from, n_from, k, ROOM, TILE, WARPS)
+    if n_reach <= ROOM:
+        least = _least(high - width.to(tl.int32, bitcast=True))
+        _collect(p_from, p_index, p_counter, p_value + LIST, p_index + LIST, n * 0, n_from,
+                 n * 0 + 1, least, ROOM, listed, TILE, WARPS)  # fmt: skip
+        tl.debug_barrier()
+        n_reach = tl.minimum(tl.atomic_xchg(p_counter, 0, sem="relaxed"), ROOM)
+    else:
+        o_t = tl.arange(0, TILE)
+        written = n * 0
+        ties = n * 0
+        for t in range(0, n, TILE):
+            b_key = _keys(p_row, t + o_t, n)
+            written, ties = _write(p_out, b_key, t + o_t, high, width, written, ties, k - n_over)
+        n_reach = n * 0
+    return n_reach
 
 
 @triton.jit
@@ -311,24 +486,63 @@ def _bounds(p_start, p_end, i_row, next_n, s_end, s_end_next, n_columns,
     return start, tl.maximum(end - start, 0)
 
 
+@triton.jit
+def _row(p_row, p_counter, p_value, p_index, p_out, n, k, i_part, n_parts,
+         KB: tl.constexpr, SAMPLE: tl.constexpr, ROOM: tl.constexpr, LIST: tl.constexpr,
+         TILE: tl.constexpr, WARPS: tl.constexpr):  # fmt: skip
+    """One program's part of a row of n values.
+
+    p_counter: two numbers, 0 before and after: values on the list, programs that are done.
+    p_value, p_index: the list, of LIST values and of ROOM more.
+    """
+    p_from = p_row
+    n_from = n
+    listed = n > ROOM
+    if listed:
+        n_active = tl.minimum(n_parts, tl.cdiv(n, TILE))
+        n_from = n * 0
+        if i_part < n_active:
+            threshold = _threshold(p_row, n, k, SAMPLE, WARPS)
+            _collect(p_row, p_index, p_counter, p_value, p_index, i_part, n, n_active, threshold,
+                     LIST, False, TILE, WARPS)  # fmt: skip
+            # All threads' values are on the list before this program counts as done.
+            tl.debug_barrier()
+            if tl.atomic_add(p_counter + 1, 1, sem="acq_rel") == n_active - 1:
+                tl.debug_barrier()
+                n_from = tl.atomic_xchg(p_counter, 0, sem="relaxed")
+                tl.store(p_counter + 1, 0)
+                p_from = p_value
+                if (n_from < k) | (n_from > ROOM):
+                    n_from = _better_list(p_row, p_counter, p_value, p_index, p_out, n, k, n_from,
+                                          ROOM, LIST, TILE, WARPS)  # fmt: skip
+                    p_from = p_value + LIST
+                    p_index = p_index + LIST
+    elif i_part > 0:
+        n_from = n * 0
+    elif n <= k:
+        _identity(p_out, n, k, KB)
+    if (n_from > k) | (listed & (n_from == k)):
+        _select(p_from, p_index, p_out, n_from, k, listed, ROOM, WARPS)
+
+
 ARGUMENTS = [
-    "n_rows", "n_columns", "next_n", "k", "n_parts", "s_row", "s_out", "s_end", "s_end_next",
+    "n_rows", "n_columns", "next_n", "k", "n_parts", "s_row", "s_out", "s_end", "s_end_next", "s_list",
 ]  # fmt: skip
 
 
 @triton.jit(do_not_specialize=ARGUMENTS)
 def topk_kernel(
-    p_logits, p_start, p_end, p_out, p_counter, p_key, p_index,
-    n_rows, n_columns, next_n, k, n_parts, s_row, s_out, s_end, s_end_next,
+    p_logits, p_start, p_end, p_out, p_counter, p_value, p_index,
+    n_rows, n_columns, next_n, k, n_parts, s_row, s_out, s_end, s_end_next, s_list,
     KB: tl.constexpr,
     SAMPLE: tl.constexpr,
-    NARROW: tl.constexpr,
-    WIDE: tl.constexpr,
+    ROOM: tl.constexpr,
+    LIST: tl.constexpr,
     TILE: tl.constexpr,
+    WARPS: tl.constexpr,
     SPLIT: tl.constexpr,
     USE_START: tl.constexpr,
     LAST_ONLY: tl.constexpr,
-    ALIGN: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     """Top-k of rows.
@@ -336,7 +550,9 @@ def topk_kernel(
     SPLIT: `n_parts` programs share a row, and rows have a list of candidates each. Otherwise each
     of `n_parts` programs does one row after the other and has a list of its own.
 
-    ALIGN: elements that the distance of every row's first value from `p_logits` is a multiple of.
+    Nothing is said about the alignment of rows and lists, not even what is known: Triton would
+    spread wide loads over threads otherwise than scattered stores, pass every tile through shared
+    memory in between, and repeat `_claim` to save itself that, which is not the same.
     """
     i = tl.program_id(0)
     if PDL:
@@ -346,59 +562,27 @@ def topk_kernel(
         i_part = i // n_rows
         start, n = _bounds(p_start, p_end, i_row, next_n, s_end, s_end_next, n_columns,
                            USE_START, LAST_ONLY)  # fmt: skip
-        p_row = p_logits + tl.multiple_of(i_row.to(tl.int64) * s_row + start, ALIGN)
+        o_list = i_row.to(tl.int64) * s_list
+        p_row = p_logits + i_row.to(tl.int64) * s_row + start
         p_to = p_out + i_row.to(tl.int64) * s_out
-        if n <= WIDE:
-            if i_part == 0:
-                if n <= k:
-                    _identity(p_to, n, k, KB)
-                elif n <= NARROW:
-                    _select_row(p_row, p_to, n, k, NARROW)
-                else:
-                    _select_row(p_row, p_to, n, k, WIDE)
-        else:
-            n_active = tl.minimum(n_parts, tl.cdiv(n, TILE))
-            if i_part < n_active:
-                p_count = p_counter + 2 * i_row
-                p_keys = p_key + i_row.to(tl.int64) * WIDE
-                p_indices = p_index + i_row.to(tl.int64) * WIDE
-                threshold = _threshold(p_row, n, k, SAMPLE)
-                mine = _count(p_row, i_part, n, n_active, threshold, TILE)
-                before = tl.atomic_add(p_count, mine, sem="relaxed")
-                _collect(p_row, p_keys, p_indices, i_part, n, n_active, threshold, before, WIDE,
-                         TILE)  # fmt: skip
-                # All threads' candidates are written before this program is counted as done.
-                tl.debug_barrier()
-                if tl.atomic_add(p_count + 1, 1, sem="acq_rel") == n_active - 1:
-                    tl.debug_barrier()
-                    count = tl.atomic_xchg(p_count, 0, sem="relaxed")
-                    tl.store(p_count + 1, 0)
-                    _finish(p_row, p_keys, p_indices, p_to, n, k, threshold, count, NARROW, WIDE,
-                            TILE)  # fmt: skip
+        _row(p_row, p_counter + 2 * i_row, p_value + o_list, p_index + o_list, p_to, n, k,
+             i_part, n_parts, KB, SAMPLE, ROOM, LIST, TILE, WARPS)  # fmt: skip
     else:
-        p_keys = p_key + i.to(tl.int64) * WIDE
-        p_indices = p_index + i.to(tl.int64) * WIDE
+        o_list = i.to(tl.int64) * s_list
         for i_next in range(i, n_rows, n_parts):
             i_row = n_rows * 0 + i_next  # in the interpreter a loop's index is no tensor
             start, n = _bounds(p_start, p_end, i_row, next_n, s_end, s_end_next, n_columns,
                                USE_START, LAST_ONLY)  # fmt: skip
-            p_row = p_logits + tl.multiple_of(i_row.to(tl.int64) * s_row + start, ALIGN)
+            p_row = p_logits + i_row.to(tl.int64) * s_row + start
             p_to = p_out + i_row.to(tl.int64) * s_out
-            if n <= k:
-                _identity(p_to, n, k, KB)
-            elif n <= NARROW:
-                _select_row(p_row, p_to, n, k, NARROW)
-            elif n <= WIDE:
-                _select_row(p_row, p_to, n, k, WIDE)
-            else:
-                threshold = _threshold(p_row, n, k, SAMPLE)
-                count = _collect(p_row, p_keys, p_indices, 0, n, 1, threshold, n * 0, WIDE, TILE)
-                tl.debug_barrier()
-                _finish(p_row, p_keys, p_indices, p_to, n, k, threshold, count, NARROW, WIDE, TILE)
-                tl.debug_barrier()
+            _row(p_row, p_counter + 2 * i, p_value + o_list, p_index + o_list, p_to, n, k,
+                 n_rows * 0, n_rows * 0 + 1, KB, SAMPLE, ROOM, LIST, TILE, WARPS)  # fmt: skip
+            tl.debug_barrier()
 
 
 def signature() -> dict[str, str]:
     """Triton types of `topk_kernel`'s arguments for compiling it ahead of time."""
-    integers = ("p_start", "p_end", "p_out", "p_counter", "p_key", "p_index")
-    return {"p_logits": "*fp32"} | dict.fromkeys(integers, "*i32") | dict.fromkeys(ARGUMENTS, "i32")
+    integers = ("p_start", "p_end", "p_out", "p_counter", "p_index")
+    floats = ("p_logits", "p_value")
+    pointers = dict.fromkeys(floats, "*fp32") | dict.fromkeys(integers, "*i32")
+    return pointers | dict.fromkeys(ARGUMENTS, "i32")
