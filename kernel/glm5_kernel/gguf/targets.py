@@ -25,7 +25,6 @@ from glm5_kernel.gguf.placement import DOWN, GATE, UP, canonical
 from glm5_kernel.gguf.plan import ParameterPlan, Piece, Plan
 from glm5_kernel.gguf.slicing import Shape, Slice, cut_columns, cut_rows, shape_of, whole
 
-
 DERIVED = ".mla_attn."
 """Parameters that vLLM makes of kv_b_proj once it is loaded."""
 

@@ -1,0 +1,55 @@
+"""Files of every form, loaded into vLLM's own model, against what transformers would hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.vllm.gguf.files import expected, make_files, same
+from tests.vllm.gguf.ranks import load_ranks, parts_of, put_together
+
+QUANTS = ("f32", "f16", "bf16", "q4_0", "q5_0", "q8_0", "q4_k", "q6_k", "iq4_nl", "iq4_xs", "ud",
+          "mixed", "mxfp4")  # fmt: skip
+FORMS: dict[str, dict[str, Any]] = {
+    "split": {"split": 5},
+    "flat": {"kv_b": "flat"},
+    "whole": {"kv_b": "whole", "quant": "q4_k"},
+    "5.2 omits": {"variant": "glm5.2"},
+    "5.2 repeats": {"variant": "glm5.2", "shared": "repeat"},
+    "5.2 omits, no types": {"variant": "glm5.2", "types": False},
+    "5.2 repeats, no types": {
+        "variant": "glm5.2", "shared": "repeat", "types": False, "changes": {"context": 1 << 20},
+    },
+    "bare config": {"bare": True},
+    "with MTP": {"mtp": True},
+}  # fmt: skip
+
+
+def loaded(folder: Path, tp: int = 1, **choices: Any) -> list[str]:  # noqa: ANN401
+    spec, paths = make_files(folder, **choices)
+    ranks = [parts_of(model, spec.hp, tp) for model in load_ranks(paths[-1], tp)]
+    return same(put_together(ranks), expected(spec, paths))
+
+
+@pytest.mark.parametrize("quant", QUANTS)
+def test_every_type(tmp_path: Path, quant: str) -> None:
+    assert loaded(tmp_path, quant=quant) == []
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form(tmp_path: Path, form: str) -> None:
+    assert loaded(tmp_path, **FORMS[form]) == []
+
+
+@pytest.mark.parametrize(
+    ("tp", "quant"),
+    [*((tp, "q8_0") for tp in range(2, 17)), (2, "q4_k"), (3, "mixed"), (4, "f16"), (5, "iq4_xs"),
+     (8, "ud"), (16, "q6_k"), (2, "mxfp4")],
+)  # fmt: skip
+def test_ranks_make_the_whole(tmp_path: Path, tp: int, quant: str) -> None:
+    """A model that `tp` ranks can share, whatever their number."""
+    changes = {"heads": tp, "moe_intermediate": 256 * tp, "intermediate": 256 * tp,
+               "vocab": 64 * tp * (1 + 320 // (64 * tp)), "experts": 2}  # fmt: skip
+    assert loaded(tmp_path, tp, quant=quant, layers=2, changes=changes) == []
