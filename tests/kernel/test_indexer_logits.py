@@ -50,7 +50,7 @@ def test_every_paged_configuration(arch: str) -> None:
 
 @pytest.mark.parametrize(
     ("rows", "keys", "heads"), [(1, 1, 32), (3, 130, 64), (70, 260, 32), (5, 40, 4)]
-)  # noqa: E501  fmt: skip
+)
 def test_prefill_equals_the_reference(rows: int, keys: int, heads: int) -> None:
     check_prefill(prefill_arguments(rows, keys, heads))
 

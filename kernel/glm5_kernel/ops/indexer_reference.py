@@ -1,4 +1,4 @@
-"""The DSA indexer in plain PyTorch, in float64 on any device: what the kernels are tested against."""
+"""The DSA indexer in plain PyTorch, in float64: what its kernels are tested against."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ Names: `i_` a program or loop index, `p_` a pointer, `b_` a block in registers, 
 mask, `n_` a number of things, `s_` a stride in elements. Keys are int32 in the order of the values.
 """
 # Triton kernels: constexpr arguments are upper case and tensors have no Python type.
-# ruff: noqa: N803, ANN001, ANN201, ANN202
+# ruff: noqa: N803, N806, ANN001, ANN201, ANN202
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, no-any-return"
 # mypy: disable-error-code="import-untyped, import-not-found, misc"
 
@@ -366,10 +366,14 @@ def _threshold(p_row, n, k, SAMPLE: tl.constexpr, WARPS: tl.constexpr):
     The sample has one value, anywhere, of each of SAMPLE equal stretches of the row.
     """
     o_s = tl.arange(0, SAMPLE)
-    o_start = (o_s.to(tl.int64) * n) // SAMPLE
-    o_width = ((o_s + 1).to(tl.int64) * n) // SAMPLE - o_start
-    o_hash = ((o_s.to(tl.uint32) * 2654435761) >> 16).to(tl.int64)
-    b_key = _key(tl.load(p_row + o_start + ((o_hash * o_width) >> 16)))
+    each = n // SAMPLE
+    rest = n % SAMPLE
+    o_start = o_s * each + (o_s * rest) // SAMPLE
+    b_width = (o_s + 1) * each + ((o_s + 1) * rest) // SAMPLE - o_start
+    # 16 random bits of a width of at most 16.
+    b_hash = (o_s.to(tl.uint32) * 2654435761) >> 16
+    b_step = (b_hash * tl.minimum(b_width, 65_535).to(tl.uint32)) >> 16
+    b_key = _key(tl.load(p_row + o_start + b_step.to(tl.int32)))
     # That many of the sample are among the k largest on average; plus 3.5 deviations.
     mean = k * (SAMPLE * 1.0) / n
     rank = tl.minimum((mean + 3.5 * tl.sqrt(mean) + 3.0).to(tl.int32), SAMPLE)
@@ -526,7 +530,8 @@ def _row(p_row, p_counter, p_value, p_index, p_out, n, k, i_part, n_parts,
 
 
 ARGUMENTS = [
-    "n_rows", "n_columns", "next_n", "k", "n_parts", "s_row", "s_out", "s_end", "s_end_next", "s_list",
+    "n_rows", "n_columns", "next_n", "k", "n_parts", "s_row", "s_out", "s_end", "s_end_next",
+    "s_list",
 ]  # fmt: skip
 
 
