@@ -1,0 +1,1 @@
+"""Locks: how they are made and compared, and the wheels that they name."""
