@@ -12,6 +12,10 @@ _SHARDS = re.compile(
 _BAR = re.compile(
     r"(?P<what>[A-Z][\w ()<>,./:-]*?):\s*(?P<percent>\d+)%\|.*?\| *(?P<done>\d+)/(?P<all>\d+)"
 )
+_GGUF = re.compile(
+    r"glm5_kernel: loading shard (?P<shard>\d+/\d+) \((?P<done>[\d.]+) of (?P<all>[\d.]+) GB\)"
+)
+"""glm5_kernel/gguf/progress.py writes it."""
 _ANY_BAR = re.compile(r"\d+%\|.{3,}?\| *[\d.]+\w*/[\d.]+\w*|\d+(?:\.\d+)?[kMG]?B/s")
 
 Said = tuple[str, float | None]
@@ -29,6 +33,7 @@ def _with(template: str) -> _Maker:
 _LINES: tuple[tuple[re.Pattern[str], _Maker], ...] = (
     (re.compile(r"Starting to load model"), _fixed("loading the model")),
     (re.compile(r"Loading weights took ([\d.]+) s"), _with(r"weights loaded in \1 s")),
+    (re.compile(r"glm5_kernel: read [\d.]+ GB in ([\d.]+) s"), _with(r"weights loaded in \1 s")),
     (
         re.compile(r"Model loading took ([\d.]+ GiB)\D* and ([\d.]+) s"),
         _with(r"model loaded: \1"),
@@ -55,12 +60,20 @@ def parse_progress(line: str) -> Said | None:
     last = next((part for part in reversed(line.split("\r")) if part.strip()), "")
     if found := _SHARDS.search(last):
         return f"loading weights {found['done']}/{found['all']}", int(found["percent"]) / 100
+    if found := _GGUF.search(last):
+        return _gguf(found)
     if found := _BAR.search(last):
         return _bar(found)
     for pattern, make in _LINES:
         if found := pattern.search(last):
             return make(found)
     return None
+
+
+def _gguf(found: re.Match[str]) -> Said:
+    done, total = float(found["done"]), float(found["all"])
+    text = f"loading shard {found['shard']}, {found['done']} of {found['all']} GB"
+    return text, min(done / total, 1.0) if total else None
 
 
 def _bar(found: re.Match[str]) -> Said:
