@@ -43,7 +43,7 @@ def _options(
 # In the order in which help lists them.
 _COMMANDS = (
     "up", "smoke", "logs", "status", "preflight", "releases", "lifecycle", "render", "admin",
-    "inventory", "init", "demo",
+    "inventory", "locks", "init", "demo",
 )  # fmt: skip
 
 
