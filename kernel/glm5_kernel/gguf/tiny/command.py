@@ -53,7 +53,7 @@ def _golden(args: argparse.Namespace, spec: TinySpec, paths: list[Path]) -> None
         return
     try:
         print(f"wrote {write_golden(args.dir, spec, paths)}")
-    except MissingPackageError as error:
+    except (MissingPackageError, ValueError) as error:
         print(f"golden tokens: none: {error}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 from collections.abc import Callable, Iterable, Mapping
@@ -22,7 +23,7 @@ from glm5_kernel.gguf.tiny.vocabulary import WORDS
 FORMAT = 1
 NEW_TOKENS = 16
 TOP = 8
-CANDIDATES: Mapping[str, int] = {"short": 24, "medium": 8, "long": 2}
+CANDIDATES: Mapping[str, int] = {"short": 24, "medium": 8, "long": 4}
 """Prompts tried of each, of which the best is taken."""
 BEYOND = 96
 """Tokens by which the long prompt passes what the indexer selects."""
@@ -42,6 +43,8 @@ class Golden:
         top: of each, the likeliest ids and their log-probabilities.
         margin: the least distance between the likeliest and the second in all of them: where a
             server's rounding is far below it, its greedy tokens are these.
+        rounding: the most by which the reference's log-probabilities of `tokens` move when it
+            computes in bf16.
     """
 
     name: str
@@ -52,6 +55,7 @@ class Golden:
     logprobs: tuple[float, ...]
     top: tuple[tuple[tuple[int, float], ...], ...]
     margin: float
+    rounding: float
 
 
 def write_golden(
@@ -76,10 +80,13 @@ def write_golden(
     tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     tensors = read_tensors(paths)
     model = build_model(config(spec), tensors, spec.hp, spec.pattern)
-    goldens = [_best(spec, name, length, model, tokenizer) for name, length in _lengths(spec)]
+    tools = _Tools(model, copy.deepcopy(model).to(torch.bfloat16), tokenizer)
+    goldens = [_best(spec, name, length, tools) for name, length in _lengths(spec)]
     for each in goldens:
-        say(f"golden {each.name}: {len(each.prompt)} tokens, margin {each.margin:.2f}: "
-            f"{each.answer!r}")  # fmt: skip
+        say(
+            f"golden {each.name}: {len(each.prompt)} tokens, margin {each.margin:.2f}, bf16 moves "
+            f"it {each.rounding:.2f}: {each.answer!r}"
+        )
     document = {
         "format": FORMAT,
         "model": spec.name,
@@ -121,24 +128,59 @@ def _lengths(spec: TinySpec) -> list[tuple[str, int]]:
     return [each for each in lengths if each[1] + NEW_TOKENS <= spec.hp.context]
 
 
-def _best(spec: TinySpec, name: str, length: int, model: Any, tokenizer: Any) -> Golden:  # noqa: ANN401
+@dataclass(frozen=True)
+class _Tools:
+    """The reference in float32 and in bf16, and the tokenizer."""
+
+    model: Any
+    rounded: Any
+    tokenizer: Any
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """A prompt and its greedy tokens, with their margin, and whether bf16 answers so too and the
+    tokens are not the same few over and over."""
+
+    text: str
+    prompt: list[int]
+    tokens: list[int]
+    margin: float
+    good: bool
+
+
+def _best(spec: TinySpec, name: str, length: int, tools: _Tools) -> Golden:
     """Of several prompts the one whose answer rounding can change least.
 
     Raises:
         ValueError: the reference answers otherwise with a cache than without.
     """
-    best: tuple[list[int], float] | None = None
-    text, prompt = "", []
+    best: _Answer | None = None
     for number in range(CANDIDATES[name]):
-        tried = _text(spec.seed, name, number, length, tokenizer)
-        ids = tokenizer.encode(tried).ids
+        text = _text(spec.seed, name, number, length, tools.tokenizer)
         # A prompt is given up at the first token that is less certain than all of the best's.
-        found = greedy(model, ids, NEW_TOKENS, best[1] if best else 0.0)
-        if found is not None:
-            best, text, prompt = found, tried, ids
+        found = _answer(text, tools, best.margin if best and best.good else 0.0)
+        if found and (best is None or (found.good, found.margin) > (best.good, best.margin)):
+            best = found
     if best is None:
         raise ValueError(f"golden {name}: every prompt's answer has two equally likely tokens")
-    return _golden_of(name, text, prompt, best[0], model, tokenizer)
+    return _golden_of(name, best, tools)
+
+
+def _answer(text: str, tools: _Tools, least: float) -> _Answer | None:
+    prompt = tools.tokenizer.encode(text).ids
+    found = greedy(tools.model, prompt, NEW_TOKENS, least)
+    if found is None:
+        return None
+    tokens, margin = found
+    firm = _rows(tools.rounded, prompt, tokens).argmax(-1).tolist() == tokens
+    varied = len(set(tokens)) > NEW_TOKENS / 2
+    return _Answer(text, prompt, tokens, margin, firm and varied)
+
+
+def _rows(model: Any, prompt: list[int], tokens: list[int]) -> Any:  # noqa: ANN401
+    """Log-probabilities [tokens, vocab] at each step of an answer, in one pass, without a cache."""
+    return log_probabilities(model, prompt + tokens[:-1])[len(prompt) - 1 :]
 
 
 def _text(seed: int, name: str, number: int, length: int, tokenizer: Any) -> str:  # noqa: ANN401
@@ -151,16 +193,10 @@ def _text(seed: int, name: str, number: int, length: int, tokenizer: Any) -> str
     return " ".join(words)
 
 
-def _golden_of(
-    name: str,
-    text: str,
-    prompt: list[int],
-    tokens: list[int],
-    model: Any,  # noqa: ANN401
-    tokenizer: Any,  # noqa: ANN401
-) -> Golden:
-    """With the log-probabilities of one pass over all tokens, without a cache."""
-    rows = log_probabilities(model, prompt + tokens[:-1])[len(prompt) - 1 :]
+def _golden_of(name: str, answer: _Answer, tools: _Tools) -> Golden:
+    tokens = answer.tokens
+    rows = _rows(tools.model, answer.prompt, tokens)
+    rounded = _rows(tools.rounded, answer.prompt, tokens)
     best = rows.topk(TOP, dim=-1)
     if best.indices[:, 0].tolist() != tokens:
         raise ValueError(f"golden {name}: the reference answers otherwise with a cache")
@@ -168,13 +204,15 @@ def _golden_of(
         tuple((int(n), round(float(p), 6)) for n, p in zip(ids, values, strict=True))
         for ids, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
     )
+    moved = (rows - rounded).gather(1, best.indices[:, :1]).abs()
     return Golden(
         name=name,
-        text=text,
-        prompt=tuple(prompt),
+        text=answer.text,
+        prompt=tuple(answer.prompt),
         tokens=tuple(tokens),
-        answer=tokenizer.decode(tokens, skip_special_tokens=False),
+        answer=tools.tokenizer.decode(tokens, skip_special_tokens=False),
         logprobs=tuple(step[0][1] for step in top),
         top=top,
         margin=round(float((best.values[:, 0] - best.values[:, 1]).min()), 6),
+        rounding=round(float(moved.max()), 6),
     )

@@ -29,10 +29,10 @@ TINY = Hyperparameters(
 )  # fmt: skip
 
 # 32 index heads here too: with few, many scores are exactly 0, and which of them are selected is
-# chance, in every implementation another.
+# chance, in every implementation another. llama.cpp wants index heads of a multiple of 64.
 MICRO = replace(
     TINY, hidden=256, heads=2, kv_lora=64, nope=32, rope=16, v=32, intermediate=256, experts=4,
-    moe_intermediate=256, indexer=Indexer(32, 32, 16),
+    moe_intermediate=256, indexer=Indexer(32, 64, 16),
 )  # fmt: skip
 
 REAL = replace(

@@ -16,16 +16,16 @@ from glm5_kernel.gguf.tiny.vocabulary import Vocabulary
 Array = NDArray[np.float32]
 
 GAINS: Mapping[str, float] = {
-    # Sharp enough that few of many tokens matter, so that a wrong position or selection shows.
-    "attn_q_b": 2.0,
+    # By measurement: the order of the context turns every answer (|Δ log p| of 1 on average), while
+    # computing in bf16 moves the likeliest token's log-probability by 0.015 in the median. Twice
+    # these, and bf16 answers otherwise at every tenth token.
     "attn_output": 0.7,
-    "ffn_down": 0.7,
-    "ffn_down_shexp": 0.7,
-    "ffn_down_exps": 0.7,
+    "ffn_down": 0.35,
+    "ffn_down_shexp": 0.35,
+    "ffn_down_exps": 0.15,
     # Scores far apart: rounding rarely turns the choice of experts.
-    "ffn_gate_inp": 1.5,
+    "ffn_gate_inp": 2.0,
     "output": 4.0,
-    "token_embd": 1.0,
 }
 
 
