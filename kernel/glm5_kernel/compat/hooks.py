@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -29,26 +30,38 @@ def when_imported(name: str, hook: Hook) -> None:
 
 
 class _Finder(MetaPathFinder):
-    """Finds one module by the other finders and steps aside for good."""
+    """Finds one module by the other finders, until it has been loaded once.
+
+    To be asked for it is not enough: `importlib.util.find_spec` asks without loading.
+    """
 
     def __init__(self, name: str, hook: Hook) -> None:
         self._name = name
         self._hook = hook
+        self._thread = threading.local()
 
     def find_spec(
         self, fullname: str, _path: Sequence[str] | None, _target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != self._name:
+        if fullname != self._name or getattr(self._thread, "asking", False):
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
+        self._thread.asking = True
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._thread.asking = False
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self._hook)
+            spec.loader = _Loader(spec.loader, self._loaded)
         return spec
+
+    def _loaded(self, module: ModuleType) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+            self._hook(module)
 
 
 class _Loader(Loader):
-    """Another loader, with the hook after it."""
+    """Another loader, with a hook after it."""
 
     def __init__(self, loader: Loader, hook: Hook) -> None:
         self._loader = loader
