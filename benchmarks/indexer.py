@@ -28,11 +28,11 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "kernel"), str(ROOT / "benchmarks")]
 
 from sparse_mla import ceilings, has_vllm, time_us, versions  # noqa: E402
+from tables import rows as markdown  # noqa: E402
 
 HEADS, DIM, PAGE, TOPK = 32, 128, 64, 2048
 DECODE = [(b, c) for c in (4096, 32_768, 131_072) for b in (1, 8, 64)]
 PREFILL = [(2048, 8192), (4096, 32_768)]
-OPS = ("paged_logits", "prefill_logits", "topk", "logits+topk")
 START, END = "<!-- indexer speed: start -->", "<!-- indexer speed: end -->"
 
 Call = Callable[[int], object]
@@ -255,6 +255,50 @@ def measure(replays: int) -> dict[str, Any]:
     }
 
 
+NAMES = {
+    "paged_logits": "paged logits",
+    "prefill_logits": "prefill logits",
+    "topk": "top-k",
+    "logits+topk": "logits and top-k",
+}
+
+
+def table(result: dict[str, Any]) -> str:
+    """Markdown: our figures beside the peers', and what is to be kept of each aim."""
+    body = []
+    for op, title in NAMES.items():
+        rows = [r for r in result["rows"] if r["op"] == op]
+        for batch, context in dict.fromkeys((r["batch"], r["context"]) for r in rows):
+            us = {
+                r["impl"]: r["us"] for r in rows if (r["batch"], r["context"]) == (batch, context)
+            }
+            others = [f"{impl} {value:.1f}" for impl, value in us.items() if impl != "ours"]
+            verdicts = [verdict(us, aim) for aim in AIMS[op]]
+            body.append(
+                [title, f"{batch:,}", f"{context:,}", f"{us['ours']:.1f}", ", ".join(others),
+                 "; ".join(filter(None, verdicts)) or "–"]
+            )  # fmt: skip
+    return markdown(["", "rows", "context", "ours, µs", "peers, µs", "of the peer (aim)"], body)
+
+
+def verdict(us: dict[str, float], aim: Aim) -> str:
+    """Our time as a part of the best peer's, and the aim; nothing where no such peer ran."""
+    peers = {name: us[name] for name in aim.peers if name in us}
+    if not peers:
+        return ""
+    best = min(peers, key=lambda name: peers[name])
+    part = us["ours"] / peers[best]
+    missed = "" if part <= aim.ratio else ", missed"
+    return f"{part:.2f} of {best.removeprefix('deepgemm+')} ({aim.ratio}{missed})"
+
+
+def put_into(page: Path, text: str) -> None:
+    """Replace what stands between the page's two marks."""
+    before, rest = page.read_text().split(START)
+    after = rest.split(END)[1]
+    page.write_text(f"{before}{START}\n{text}\n{END}{after}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--output", type=Path, help="write the result here, as JSON")
@@ -268,6 +312,9 @@ def main() -> None:
         result = measure(arguments.replays)
     if arguments.output:
         arguments.output.write_text(json.dumps(result, indent=1) + "\n")
+    print(table(result))
+    if arguments.page:
+        put_into(arguments.page, table(result))
 
 
 if __name__ == "__main__":

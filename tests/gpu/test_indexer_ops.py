@@ -117,7 +117,7 @@ def test_topk_of_hard_rows(kind: str, k: int) -> None:
 @pytest.mark.parametrize("arch", sorted(TOPK))
 def test_topk_configurations(arch: str) -> None:
     logits = scores("normal", 5, 30_000)
-    for config in (TOPK[arch].few, TOPK[arch].many):
+    for config in TOPK[arch].all:
         for plan in (TopkPlan(config, 7, True), TopkPlan(config, 3, False)):
             check_rows(logits, 2048, topk_indices(logits, 2048, ends=full(5, 30_000),
                                                   force_plan=plan))  # fmt: skip

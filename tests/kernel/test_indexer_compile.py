@@ -50,7 +50,7 @@ def test_fits_and_does_not_spill(case: Case, compiled: dict[Case, Future[Needs]]
 def test_warps_suit_the_histograms() -> None:
     """A thread has four bins at least; a program's threads no more than a tile's values."""
     for table in TOPK.values():
-        for config in (table.few, table.many):
+        for config in table.all:
             assert config.warps <= 16
             assert 32 * config.warps <= min(config.tile, 1024)
             assert config.list + config.room < 2**31 // 264

@@ -69,8 +69,8 @@ def cases(arch: str) -> list[Case]:
     found = [Case(arch, config, n) for config in PAGED[arch] for n in ("1", "4")]
     found.append(Case(arch, PREFILL[arch]))
     table = TOPK[arch]
-    found += [Case(arch, table.few, "split"), Case(arch, table.few, "rows")]
-    found.append(Case(arch, table.many, "rows"))
+    found += [Case(arch, config, "rows") for config in table.all]
+    found.append(Case(arch, table.few, "split"))
     return list(dict.fromkeys(found))
 
 

@@ -81,10 +81,21 @@ class TopkConfig:
 
 @dataclass(frozen=True)
 class TopkTable:
-    """`few` rows, at most one per multiprocessor, and `many`."""
+    """Configurations by the shape of the matrix.
 
+    Attributes:
+        short: few rows, that fit in registers.
+        few: at most a row per multiprocessor.
+        many: more.
+    """
+
+    short: TopkConfig
     few: TopkConfig
     many: TopkConfig
+
+    @property
+    def all(self) -> tuple[TopkConfig, ...]:
+        return (self.short, self.few, self.many)
 
 
 @dataclass(frozen=True)
@@ -116,15 +127,20 @@ PREFILL: dict[str, PrefillConfig] = {
     "sm120": PrefillConfig(tile=128, rows=64, columns=64, warps=4, stages=3),
     "sm90": PrefillConfig(tile=128, rows=64, columns=128, warps=4, stages=3),
 }
+NARROW_TOPK = TopkConfig(tile=2048, warps=16, programs=1)
+WIDE_TOPK = TopkConfig(tile=4096, warps=16, programs=1)
 TOPK: dict[str, TopkTable] = {
     # With 8 warps it takes more than 128 registers there, so two programs would not fit.
-    "sm120": TopkTable(few=TopkConfig(2048, 16, 1), many=TopkConfig(2048, 16, 1)),
-    "sm90": TopkTable(few=TopkConfig(4096, 16, 1), many=TopkConfig(2048, 8, 2)),
+    "sm89": TopkTable(short=NARROW_TOPK, few=WIDE_TOPK, many=NARROW_TOPK),
+    "sm120": TopkTable(short=NARROW_TOPK, few=NARROW_TOPK, many=NARROW_TOPK),
+    "sm90": TopkTable(
+        short=NARROW_TOPK, few=WIDE_TOPK, many=TopkConfig(tile=2048, warps=8, programs=2)
+    ),
 }
 # Not measured there: the table of what is most alike.
 PAGED |= {"sm89": PAGED["sm120"], "sm100": PAGED["sm90"]}
 PREFILL |= {"sm89": PREFILL["sm120"], "sm100": PREFILL["sm90"]}
-TOPK |= {"sm89": TOPK["sm120"], "sm100": TOPK["sm90"]}
+TOPK |= {"sm100": TOPK["sm90"]}
 
 
 def paged_config(arch: str, requests: int, context: int, processors: int) -> PagedConfig:
@@ -144,16 +160,17 @@ def paged_parts(config: PagedConfig, requests: int, context: int, processors: in
 def topk_plan(arch: str, rows: int, columns: int, processors: int) -> TopkPlan:
     """Choose from shapes alone, so that a captured graph stays valid."""
     table = TOPK[arch]
-    few = table.few.programs * processors
-    if rows > few:
+    config = table.short if columns <= table.short.room else table.few
+    room = config.programs * processors
+    if rows > room:
         return TopkPlan(table.many, min(rows, table.many.programs * processors), split=False)
-    parts = min(few // rows, math.ceil(columns / table.few.tile))
-    if columns > table.few.room and parts > 1 and 8 * rows <= TopkConfig.counter_bytes:
-        return TopkPlan(table.few, parts, split=True)
-    return TopkPlan(table.few, rows, split=False)
+    parts = min(room // rows, math.ceil(columns / config.tile))
+    if columns > config.room and parts > 1 and 8 * rows <= config.counter_bytes:
+        return TopkPlan(config, parts, split=True)
+    return TopkPlan(config, rows, split=False)
 
 
 def topk_lists(arch: str, rows: int, processors: int) -> int:
     """The most lists of candidates of any call with up to `rows` rows."""
-    table = TOPK[arch]
-    return max(1, min(rows, max(c.programs for c in (table.few, table.many)) * processors))
+    most = max(config.programs for config in TOPK[arch].all)
+    return max(1, min(rows, most * processors))
