@@ -10,7 +10,7 @@ from glm5_deploy.errors import ExitCode, PreflightError, SmokeFailedError
 Status = Literal[
     "unchanged", "changed", "failed", "reverted", "unreachable", "skipped", "interrupted"
 ]
-CheckStatus = Literal["passed", "failed", "skipped"]
+CheckStatus = Literal["passed", "failed", "warning", "skipped"]
 
 _EXIT_CODES: dict[Status, ExitCode] = {
     "unchanged": ExitCode.DONE,
@@ -25,7 +25,12 @@ _EXIT_CODES: dict[Status, ExitCode] = {
 
 @dataclass(frozen=True)
 class Check:
-    """One row of a preflight or smoke test: what was asked and what came back."""
+    """One row of a preflight or smoke test: what was asked and what came back.
+
+    Args:
+        status: a warning stops nothing; it says what something will cost.
+        hint: what to do about a row that failed or warns.
+    """
 
     name: str
     status: CheckStatus
@@ -74,7 +79,7 @@ class HostOutcome:
     def to_json(self) -> dict[str, Any]:
         """The document of one host; keys as in the architecture page."""
         changes = [{"stage": c.stage, "action": c.action, "target": c.target} for c in self.changes]
-        checks = [{"name": c.name, "status": c.status, "detail": c.detail} for c in self.checks]
+        checks = [_row(check) for check in self.checks]
         error = (
             None if self.error is None else {"message": self.error.message, "hint": self.error.hint}
         )
@@ -87,6 +92,12 @@ class HostOutcome:
             "error": error,
             **self.data,
         }
+
+
+def _row(check: Check) -> dict[str, str]:
+    row = {"name": check.name, "status": str(check.status), "detail": check.detail}
+    tells = check.hint and check.status in {"failed", "warning"}
+    return {**row, "hint": check.hint or ""} if tells else row
 
 
 @dataclass(frozen=True)

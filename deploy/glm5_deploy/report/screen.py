@@ -27,7 +27,12 @@ if TYPE_CHECKING:
 _NEW_TEXT_INTERVAL = 1.0
 _SAME_TEXT_INTERVAL = 5.0
 _FIGURES = re.compile(r"[0-9][0-9.,:%/]*")
-_MARKS = {"passed": ("✓", "green"), "failed": ("✗", "red"), "skipped": ("–", "dim")}
+_MARKS = {
+    "passed": ("✓", "green"),
+    "failed": ("✗", "red"),
+    "warning": ("!", "yellow"),
+    "skipped": ("–", "dim"),
+}
 _STATUS_STYLES = {
     "unchanged": "green",
     "changed": "yellow",
@@ -140,7 +145,7 @@ class Screen:
 
     def check(self, host: str, check: Check) -> None:
         mark, style = _MARKS[check.status]
-        shown = self._verbose or check.status == "failed"
+        shown = self._verbose or check.status in {"failed", "warning"}
         with self._lock:
             if shown and not (self._quiet and check.status != "failed"):
                 text = f"{check.name}: {one_line(check.detail)}" if check.detail else check.name

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from glm5_deploy.stages.change import Change
 
-_CHECK_STYLES = {"passed": "green", "failed": "red", "skipped": "dim"}
+_CHECK_STYLES = {"passed": "green", "failed": "red", "warning": "yellow", "skipped": "dim"}
 # Commands whose few changes no line of the run has named.
 _LISTED = {"down"}
 _PAST = {"stop": "stopped", "remove": "removed"}
@@ -110,7 +110,11 @@ def _status(command: str, outcome: HostOutcome) -> Text:
 def _check_counts(checks: Sequence[Check]) -> str:
     statuses = [str(check.status) for check in checks]
     counts = ((statuses.count(status), status) for status in _CHECK_STYLES)
-    return ", ".join(f"{number} {status}" for number, status in counts if number) or "–"
+    return ", ".join(_counted(number, status) for number, status in counts if number) or "–"
+
+
+def _counted(number: int, status: str) -> str:
+    return _count(number, status) if status == "warning" else f"{number} {status}"
 
 
 def print_checks(console: Console, host: str, checks: Iterable[Check]) -> None:
@@ -129,7 +133,7 @@ def print_checks(console: Console, host: str, checks: Iterable[Check]) -> None:
     console.print(table)
     hints: dict[str, list[str]] = {}
     for check in rows:
-        if check.hint and check.status == "failed":
+        if check.hint and check.status in {"failed", "warning"}:
             hints.setdefault(one_line(check.hint), []).append(check.name)
     for hint, names in hints.items():
         text = Text(f"  {', '.join(names)} ").append(f"→ {hint}", style="yellow")

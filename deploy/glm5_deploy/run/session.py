@@ -55,6 +55,7 @@ class HostRun:
     changes: list[Change] = field(default_factory=list)
     applied: list[Change] = field(default_factory=list)
     checks: tuple[Check, ...] = ()
+    warnings: tuple[Check, ...] = ()
     current: str | None = None
 
     def up(self) -> HostOutcome:
@@ -93,6 +94,7 @@ class HostRun:
             text = "\n".join(f"    {row.name}: {row.detail}" for row in problems)
             hints = "; ".join(dict.fromkeys(row.hint for row in problems if row.hint))
             raise PreflightError(f"{self.host.name}: nothing was changed\n{text}", hints)
+        self.warnings = tuple(row for row in rows if row.status == "warning")
         return observed
 
     def _tell_reverted(self, observed: Observed) -> None:
@@ -110,6 +112,8 @@ class HostRun:
                 self.events.note(self.host.name, f"took over the lock of {taken_from}")
             observed = self._observe()
             self.changes = plan(self.desired, observed)
+            for row in self.warnings:
+                self.events.check(self.host.name, row)
             if any(change.stage == "service" for change in self.changes):
                 self._require_forwarding()
             self._carry_out(observed, lease)

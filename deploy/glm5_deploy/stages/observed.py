@@ -12,12 +12,16 @@ from typing import Any
 
 from glm5_deploy.config.models import Target
 from glm5_deploy.hosts.command import script
+from glm5_deploy.hosts.facts.base import BaseFacts, base_fact
 from glm5_deploy.hosts.facts.fact import Fact, FactOutput
+from glm5_deploy.hosts.facts.gpu_host import GpuHost, gpu_host, gpu_host_fact_list
 from glm5_deploy.hosts.facts.system import SystemFacts, system_fact_list, system_facts
 from glm5_deploy.hosts.facts.unit import UnitFacts, unit_fact
 from glm5_deploy.hosts.host import Host
 
-PROGRAMS = ("agent.py", "verify.py", "build_venv.sh", "install_wheel.sh")
+PROGRAMS = (
+    "agent.py", "verify.py", "deliver.py", "build_venv.sh", "layer_venv.py", "install_wheel.sh",
+)  # fmt: skip
 UNIT_FOLDER = PurePosixPath("/etc/systemd/system")
 
 _LINK = 'readlink -- "$1" || :'
@@ -124,12 +128,19 @@ class DeploymentFacts:
 
 @dataclass(frozen=True)
 class Observed:
-    """All facts of one host."""
+    """All facts of one host.
+
+    Args:
+        gpu_host: what lies around its GPUs; None where the profile wants none.
+        base: what the interpreter of `engine.base` says; None where the profile names none.
+    """
 
     system: SystemFacts
     deployment: DeploymentFacts
     unit: UnitFacts
     timer: UnitFacts
+    gpu_host: GpuHost | None = None
+    base: BaseFacts | None = None
 
 
 @dataclass(frozen=True)
@@ -361,11 +372,17 @@ def observe(host: Host, target: Target) -> Observed:
     paths = Paths.of(target)
     unit, timer = unit_fact(paths.unit), unit_fact(paths.confirm_timer)
     named = [target.settings.python] if target.settings.python is not None else []
+    on_gpus = target.profile.gpus.count > 0
     facts = [*system_fact_list(*named), *deployment_fact_list(target), unit, timer]
+    facts += gpu_host_fact_list(target.profile.unit.user) if on_gpus else []
+    base = target.profile.engine.base
+    facts += [base_fact(base.python, base.site)] if base is not None else []
     values = gather(host, facts)
     return Observed(
         system_facts(values),
         deployment_facts(values),
         values[unit.name],
         values[timer.name],
+        gpu_host(values) if on_gpus else None,
+        values.get("base"),
     )

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 
 from glm5_deploy.config.models import ModelFiles
 from glm5_deploy.report.outcome import Check
-from glm5_deploy.stages import system
+from glm5_deploy.stages import base, gpus, lock, system
 from glm5_deploy.stages.desired import Desired
 from glm5_deploy.stages.model import host_manifest, incomplete
 from glm5_deploy.stages.observed import Observed
 from glm5_deploy.stages.packages import distribution_has_python, package_manager
+from glm5_deploy.stages.room import disk
 from glm5_deploy.stages.systemd import double_specifiers
 
 MIN_SYSTEMD = 247
@@ -35,15 +36,18 @@ def preflight(desired: Desired, observed: Observed) -> tuple[Check, ...]:
     """One row for each thing looked at."""
     probes: tuple[Probe, ...] = (
         platform, privileges, systemd, clock, packages, python, engine, disk, memory, port, owner,
-        gpus, model,
+        model,
     )  # fmt: skip
-    return tuple(probe(desired, observed) for probe in probes)
+    rows = tuple(probe(desired, observed) for probe in probes)
+    special = (probe.rows(desired, observed) for probe in (base, lock, gpus))
+    return (*rows[:-1], *(row for found in special for row in found), rows[-1])
 
 
 def platform(desired: Desired, observed: Observed) -> Check:
     architecture = observed.system.machine.architecture
     detail = f"{observed.system.os.pretty}, {architecture}"
-    if architecture not in {"x86_64", "amd64"} and desired.venv is not None:
+    locked = desired.venv is not None and desired.venv.base is None
+    if architecture not in {"x86_64", "amd64"} and locked:
         return failed("system", detail, "the locks are for x86_64")
     return passed("system", detail)
 
@@ -125,38 +129,8 @@ def engine(desired: Desired, observed: Observed) -> Check:
     if missing is not None:
         hint = "correct engine.command, or set engine.lock so that it is installed"
         return failed("engine", f"{missing} is not there, or cannot be executed", hint)
-    lock = None if desired.venv is None else desired.venv.lock_name
-    return passed("engine", lock or desired.target.profile.engine.command[0])
-
-
-def disk(desired: Desired, observed: Observed) -> Check:
-    root, needs = desired.paths.root, desired.target.profile.needs
-    mount = observed.system.disk_for(root)
-    if mount is None:
-        return Check("disk", "skipped", f"no mount found for {root}")
-    need = (
-        int(needs.disk_gib * GIB)
-        if desired.venv is not None and not _built(desired, observed)
-        else 0
-    )
-    need += _missing_model_bytes(desired, observed)
-    free = mount.available
-    detail = f"{free / GIB:.1f} GiB free on {mount.mount}, {need / GIB:.1f} GiB needed"
-    if free < need:
-        hint = f"free space on {mount.mount}, or set root to a larger disk"
-        return failed("disk", detail, hint)
-    return passed("disk", detail)
-
-
-def _built(desired: Desired, observed: Observed) -> bool:
-    return desired.venv is not None and desired.venv.identifier in observed.deployment.venvs
-
-
-def _missing_model_bytes(desired: Desired, observed: Observed) -> int:
-    if desired.manifest is None or desired.target.profile.model.source is None:
-        return 0
-    lacking = incomplete(desired.manifest, observed.deployment.model_files or {})
-    return sum(desired.manifest.sizes.get(name, 0) for name in lacking)
+    name = None if desired.venv is None else desired.venv.lock_name
+    return passed("engine", name or desired.target.profile.engine.command[0])
 
 
 def memory(desired: Desired, observed: Observed) -> Check:
@@ -210,49 +184,6 @@ def owner(desired: Desired, observed: Observed) -> Check:
     there = other.group(1).replace("%%", "%")
     hint = f"run `glm5-deploy down` with root: {there} first, or set that root again"
     return failed("unit", f"{unit} is deployed from {there}, not from {root}", hint)
-
-
-def gpus(desired: Desired, observed: Observed) -> Check:
-    wanted, found = desired.target.profile.gpus, observed.system.gpus.gpus
-    if wanted.count == 0:
-        return Check("gpus", "skipped", "the profile wants none")
-    if observed.system.gpus.problem:
-        hint = "install or repair the NVIDIA driver; `nvidia-smi` must work on the host"
-        return failed("gpus", observed.system.gpus.problem, hint)
-    if len(found) < wanted.count:
-        hint = f"lower {_count_of_gpus(desired)}, or use another host"
-        return failed("gpus", f"{len(found)} found, {wanted.count} wanted", hint)
-    problem = next(_gpu_problems(desired, observed), None)
-    if problem is not None:
-        return failed("gpus", *problem)
-    return passed("gpus", f"{len(found)} × {found[0].name}")
-
-
-def _count_of_gpus(desired: Desired) -> str:
-    """Where the number is said: profiles that several sizes of hosts share take a variable."""
-    if "gpus" in desired.target.settings.vars:
-        return "vars.gpus"
-    return "gpus.count with tensor-parallel-size (or the variable that the profile takes them from)"
-
-
-def _gpu_problems(desired: Desired, observed: Observed) -> Iterator[tuple[str, str]]:
-    wanted, found = desired.target.profile.gpus, observed.system.gpus.gpus
-    indices = {gpu.index for gpu in found}
-    for index in wanted.devices or []:
-        if index not in indices:
-            yield f"gpus.devices names {index}", f"there are {sorted(indices)}"
-    if wanted.min_memory_gib:
-        for gpu in found:
-            if gpu.memory_total < wanted.min_memory_gib * GIB:
-                have = f"GPU {gpu.index} has {gpu.memory_total / GIB:.0f} GiB"
-                yield have, f"gpus.min_memory_gib is {wanted.min_memory_gib}"
-    driver = observed.system.gpus.driver
-    if wanted.min_driver and driver and _numbers(driver) < _numbers(wanted.min_driver):
-        yield f"driver {driver}", f"the lock needs driver {wanted.min_driver} or later"
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".") if part.isdigit())
 
 
 def model(desired: Desired, observed: Observed) -> Check:

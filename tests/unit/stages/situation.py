@@ -85,7 +85,7 @@ def system(**more: Any) -> SystemFacts:  # noqa: ANN401
         pythons=(Python(python, python, (3, 11, 2), True),),
         tools={name: PurePosixPath("/usr/bin") / name for name in TOOLS},
         libraries=frozenset({"libnuma.so.1"}),
-        disks=(Disk(PurePosixPath("/"), "/dev/sda1", "ext4", 1 << 40, 1 << 39, 1, 1),),
+        disks=(Disk(PurePosixPath("/"), "/dev/sda1", "ext4", 1 << 40, 1 << 39, 1 << 26, 1 << 25),),
         gpus=GpuFacts(),
         ports=(),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ from glm5_deploy.hosts.facts.ports import Listener
 from glm5_deploy.hosts.facts.system import Disk, Os, Systemd
 from glm5_deploy.report.outcome import Check
 from glm5_deploy.stages.observed import Incumbent, Observed
-from glm5_deploy.stages.preflight import preflight
+from glm5_deploy.stages.preflight import GIB, preflight
 
 from tests.unit.stages.situation import (
     NOW,
@@ -78,6 +78,46 @@ def test_each_problem_is_named_with_a_hint(
     assert hint in (found[name].hint or "")
 
 
+@pytest.mark.parametrize(
+    ("disks", "detail", "hint"),
+    [
+        ([("/", 400, 9, ()), ("/var", 1, 9, ())], "1.0 GiB free on /var, 2.1 GiB needed", "/var"),
+        ([("/", 400, 9, ("ro",))], "/ is mounted read-only", "can be written"),
+        (
+            [("/", 400, 9, ()), ("/var/cache", 9, 9, ("noexec",))],
+            "/var/cache is mounted noexec, but the compiled kernels must run from there",
+            "/var/cache/glm5-tiny",
+        ),
+        (
+            [("/", 400, 9, ()), ("/opt", 400, 9, ("noexec",))],
+            "/opt is mounted noexec, but the environment",
+            "/opt/glm5/venvs",
+        ),
+        ([("/", 400, 0.05, ())], "50000 inodes free on /, 100000 needed", "free space on /"),
+        (
+            [("/", 400, 9, ()), ("/opt/glm5/models", 0, 9, ())],
+            "0.0 GiB free on /opt/glm5/models",
+            "set root to a larger disk",
+        ),
+    ],
+)
+def test_every_disk_that_is_written_to(
+    disks: list[tuple[str, float, float, tuple[str, ...]]], detail: str, hint: str, tmp_path: Path
+) -> None:
+    lock = tmp_path / "lock.txt"
+    lock.write_text("vllm==0.26.0 --hash=sha256:00\n")
+    wanted = desired(lock=lock, gpus={"count": 1}, needs={"disk_gib": 30})
+    found = tuple(
+        Disk(
+            PurePosixPath(mount), "d", "ext4", 1 << 40, int(free * GIB), 10**8, int(files * 1e6), f
+        )
+        for mount, free, files, f in disks
+    )
+    row = problems(wanted, replace(bare(), system=system(disks=found, gpus=gpus(1))))["disk"]
+    assert detail in row.detail
+    assert hint in (row.hint or "")
+
+
 def test_clock_skew_and_memory_and_several_at_once() -> None:
     machine = replace(system().machine, clock=NOW - 90, memory_total=1 << 30)
     observed = replace(bare(), system=system(machine=machine, sudo="missing"))
@@ -107,7 +147,6 @@ def test_our_own_server_may_hold_the_port() -> None:
         ({"count": 8}, GpuFacts(), "0 found, 8 wanted"),
         ({"count": 8}, GpuFacts(problem="NVIDIA-SMI has failed"), "NVIDIA-SMI has failed"),
         ({"count": 2, "min_memory_gib": 128}, gpus(2), "GPU 0 has 96 GiB"),
-        ({"count": 1, "min_driver": "590.1"}, gpus(1), "driver 580.95"),
         ({"count": 1, "devices": [7]}, gpus(2), "gpus.devices names 7"),
     ],
 )

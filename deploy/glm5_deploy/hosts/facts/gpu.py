@@ -32,7 +32,14 @@ PLAIN_FIELDS = (
     "driver_version",
     "pci.bus_id",
 )
-NEWER_FIELDS = ("compute_cap", "mig.mode.current", "ecc.errors.uncorrected.volatile.total")
+NEWER_FIELDS = (
+    "compute_cap",
+    "mig.mode.current",
+    "ecc.errors.uncorrected.volatile.total",
+    "persistence_mode",
+    "pcie.link.width.current",
+    "pcie.link.width.max",
+)
 
 
 @dataclass(frozen=True)
@@ -45,6 +52,8 @@ class Gpu:
         compute_capability: for instance (12, 0); None where an old driver does not say.
         mig: Multi-Instance GPU is on: the GPU itself cannot be used whole.
         ecc_errors: uncorrected since the last reset; None without ECC.
+        persistence: the driver keeps the GPU ready while nobody uses it; None where not said.
+        lanes: PCIe lanes in use and those that the GPU has; None where not said.
     """
 
     index: int
@@ -56,6 +65,8 @@ class Gpu:
     mig: bool
     ecc_errors: int | None
     bus_id: str
+    persistence: bool | None = None
+    lanes: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -119,7 +130,18 @@ def _gpu(record: dict[str, str]) -> Gpu:
         mig=record.get("mig.mode.current", "").strip() == "Enabled",
         ecc_errors=int(errors) if errors.isdigit() else None,
         bus_id=record["pci.bus_id"],
+        persistence=_switch(record.get("persistence_mode", "")),
+        lanes=_lanes(record),
     )
+
+
+def _switch(text: str) -> bool | None:
+    return {"Enabled": True, "Disabled": False}.get(text.strip())
+
+
+def _lanes(record: dict[str, str]) -> tuple[int, int] | None:
+    used, there = (record.get(f"pcie.link.width.{which}", "") for which in ("current", "max"))
+    return (int(used), int(there)) if used.isdigit() and there.isdigit() else None
 
 
 def _mebibytes(text: str) -> int:

@@ -65,11 +65,15 @@ exit 0
 
 SHOW_DISKS = r"""
 columns=source,fstype,size,avail,itotal,iavail,target
-timeout 8 df --block-size=1 --output=$columns 2>/dev/null && exit
-df --local --block-size=1 --output=$columns 2>/dev/null
+timeout 8 df --block-size=1 --output=$columns 2>/dev/null ||
+  df --local --block-size=1 --output=$columns 2>/dev/null
+echo '--- mounts'
+cat /proc/self/mounts
 exit 0
 """
 """A dead network mount hangs df: then the local ones alone."""
+
+MOUNT_FLAGS = ("ro", "noexec")
 
 TOOLS = (
     "cc",
@@ -160,6 +164,9 @@ class Systemd:
 class Disk:
     """A mounted file system. Sizes in bytes; inode counts are 0 where the file system has none
     (btrfs).
+
+    Args:
+        flags: those of `MOUNT_FLAGS` that it is mounted with.
     """
 
     mount: PurePosixPath
@@ -169,6 +176,7 @@ class Disk:
     available: int
     inodes: int
     inodes_available: int
+    flags: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -273,14 +281,29 @@ def parse_libraries(output: FactOutput) -> frozenset[str]:
 
 
 def parse_disks(output: FactOutput) -> tuple[Disk, ...]:
-    """Read ``df`` with the columns of `SHOW_DISKS`; the last, the mount point, may hold spaces."""
+    """Read what `SHOW_DISKS` prints; df's last column, the mount point, may hold spaces."""
+    table, _, mounts = output.stdout.partition("--- mounts\n")
+    flags = dict(_mount_flags(line) for line in mounts.splitlines() if line.count(" ") >= 3)
     disks = []
-    for line in output.stdout.splitlines()[1:]:
+    for line in table.splitlines()[1:]:
         words = line.split(None, 6)
         if len(words) == 7:
-            sizes = [_count(word) for word in words[2:6]]
-            disks.append(Disk(PurePosixPath(words[6].rstrip()), words[0], words[1], *sizes))
+            size, free, inodes, inodes_free = (_count(word) for word in words[2:6])
+            mount = words[6].rstrip()
+            disks.append(
+                Disk(
+                    PurePosixPath(mount), words[0], words[1], size, free, inodes, inodes_free,
+                    flags.get(mount, ()),
+                )
+            )  # fmt: skip
     return tuple(disks)
+
+
+def _mount_flags(line: str) -> tuple[str, tuple[str, ...]]:
+    """A line of /proc/self/mounts, in which odd characters are written in octal."""
+    _, mount, _, options = line.split(" ")[:4]
+    name = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), mount)
+    return name, tuple(flag for flag in MOUNT_FLAGS if flag in options.split(","))
 
 
 def system_fact_list(*pythons: PurePosixPath) -> list[Fact[Any]]:
