@@ -121,7 +121,7 @@ def open_model(
         path: any file of the model.
         files: where it lies; this machine if None.
         architectures: that will do.
-        readers: files read at the same time.
+        readers: files read at the same time; 1 where `files` may not be called by several threads.
 
     Raises:
         GgufError: all that is wrong: shards missing, cut short or of another model, tensors twice
