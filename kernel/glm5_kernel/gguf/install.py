@@ -1,4 +1,4 @@
-"""Puts our loader in the place of vllm-gguf-plugin's."""
+"""Puts our loader and config parser in the place of vllm-gguf-plugin's."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ TRIGGER = "vllm_gguf_plugin.plugin"
 
 
 def install_loader(_plugin: ModuleType) -> None:
-    """Register our loader for the load format `gguf`.
+    """Register our loader for the load format `gguf`, and our parser for its configs.
 
-    The plugin leaves a loader in place that is built on its own, so the order of the two
+    The plugin leaves in place what is built on its own classes, so the order of the two
     registrations does not matter.
     """
     problems = names.missing(names.GGUF)
@@ -25,7 +25,10 @@ def install_loader(_plugin: ModuleType) -> None:
         logger.error("glm5_kernel: GGUF is left to vllm-gguf-plugin: %s", "; ".join(problems))
         return
     from vllm.model_executor.model_loader import register_model_loader
+    from vllm.transformers_utils.config import register_config_parser
 
+    from glm5_kernel.gguf.config_parser import CompletingConfigParser
     from glm5_kernel.gguf.loader import PlannedGGUFLoader
 
     register_model_loader("gguf")(PlannedGGUFLoader)
+    register_config_parser("gguf")(CompletingConfigParser)

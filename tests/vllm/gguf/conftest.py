@@ -12,9 +12,9 @@ import os
 os.environ |= {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "TRITON_INTERPRET": "0"}
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
-import vllm.platforms  # noqa: E402
+import vllm.platforms
 
-from tests.vllm.gguf.platform import NoPlatform  # noqa: E402
+from tests.vllm.gguf.platform import NoPlatform
 
 vllm.platforms._current_platform = NoPlatform()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from vllm.platforms.interface import DeviceCapability, UnspecifiedPlatform
 
@@ -12,7 +12,7 @@ class NoPlatform(UnspecifiedPlatform):
 
     device_type = "cpu"
     dispatch_key = "CPU"
-    supported_quantization: list[str] = []
+    supported_quantization: ClassVar[list[str]] = []
 
     @classmethod
     def get_device_capability(cls, device_id: int = 0) -> Any:  # noqa: ANN401, ARG003
