@@ -168,7 +168,7 @@ def test_a_graph_replays_with_other_lengths() -> None:
     for step in range(200):
         arguments["context_lens"].copy_(random_int(0, 20_001, (8,)) >> (step % 8))
         arguments["block_tables"].copy_(random_int(0, 320, (8, 313)))
-        arguments["weights"].normal_()
+        arguments["weights"].normal_(1)
         used = 1 + step % 8
         arguments["context_lens"][used:] = random_int(-(2**31), 2**31 - 1, (8 - used,))
         arguments["block_tables"][used:] = random_int(-(2**31), 2**31 - 1, (8 - used, 313))

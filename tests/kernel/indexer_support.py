@@ -26,6 +26,11 @@ def random_e4m3(*shape: int) -> Tensor:
     return (torch.randn(*shape, device=DEVICE) * 2).to(torch.float8_e4m3fn)
 
 
+def random_weights(rows: int, heads: int) -> Tensor:
+    """Of both signs, but so that no score is small against what it is the sum of."""
+    return torch.randn(rows, heads, device=DEVICE) + 1
+
+
 def random_int(low: int, high: int, size: tuple[int, ...]) -> Tensor:
     return torch.randint(low, high, size, device=DEVICE, dtype=torch.int32)
 
@@ -75,7 +80,7 @@ def paged_arguments(shape: Paged) -> dict[str, Any]:
     return {
         "q": random_e4m3(shape.batch, shape.next_n, shape.heads, 128),
         "kv_cache": cache.unsqueeze(2) if shape.four_dims else cache,
-        "weights": torch.randn(shape.batch * shape.next_n, shape.heads, device=DEVICE),
+        "weights": random_weights(shape.batch * shape.next_n, shape.heads),
         "context_lens": lengths,
         "block_tables": random_int(0, shape.blocks, (shape.batch, -(-shape.context // 64))),
         "max_context": shape.context + shape.extra,
@@ -101,7 +106,7 @@ def prefill_arguments(rows: int, keys: int, heads: int = 32) -> dict[str, Any]:
         "q": random_e4m3(rows, heads, 128),
         "k": random_e4m3(keys, 128),
         "k_scale": torch.rand(keys, device=DEVICE) + 0.1,
-        "weights": torch.randn(rows, heads, device=DEVICE),
+        "weights": random_weights(rows, heads),
         "starts": starts,
         "ends": ends.int(),
     }
