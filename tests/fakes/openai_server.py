@@ -22,7 +22,8 @@ Flags of its own:
     --load-seconds S           time from start to listening (default 0.2)
     --token-seconds S          pause before each token (default 0)
     --backend NAME             attention backend in the log (default TRITON_MLA_SPARSE)
-    --kernel-line              log ``glm5_kernel: attention=NAME kv=auto indexer=triton`` as well
+    --kernel-line              log ``glm5_kernel: attention=NAME kv=KV indexer=triton`` as well
+    --kv-cache-dtype KV        what that line names (default auto)
     --fault NAME [NAME …]      faults that hold from the start; also repeated or comma-separated
     --control FILE             more faults, read from FILE (names separated by white space) before
                                each answer; it may come and go. Also from FAKE_CONTROL.
@@ -58,6 +59,7 @@ Faults while it runs (from --fault or --control):
     wrong-model       the list names another model
     no-tokenize       /tokenize answers 404
     short-count       usage counts one prompt token too few
+    forgets           a number that the prompt tells is not told again
     fails-under-load  a second concurrent request answers 503
     no-auth           every key is taken
     refuse-all        every key is refused
@@ -105,6 +107,7 @@ class Options:
         parser.add_argument("--token-seconds", type=float, default=0.0)
         parser.add_argument("--backend", default="TRITON_MLA_SPARSE")
         parser.add_argument("--kernel-line", action="store_true")
+        parser.add_argument("--kv-cache-dtype", default="auto")
         parser.add_argument("--fault", nargs="*", action="extend", default=[])
         parser.add_argument("--control", default=os.environ.get("FAKE_CONTROL"))
         parser.add_argument("--crash-after", type=float, default=1.0)
@@ -168,7 +171,10 @@ def load(options: Options) -> None:
         "cuda.py:507",
     )
     if options.args.kernel_line:
-        worker_log(f"glm5_kernel: attention={backend} kv=auto indexer=triton", "plugin.py:1")
+        worker_log(
+            f"glm5_kernel: attention={backend} kv={options.args.kv_cache_dtype} indexer=triton",
+            "plugin.py:1",
+        )
     for shard in range(6):
         print(
             f"\rLoading safetensors checkpoint shards: {shard * 20:3d}% Completed | {shard}/5 "
@@ -424,6 +430,9 @@ class Handler(BaseHTTPRequestHandler):
         usage: dict[str, int],
     ) -> dict[str, Any]:
         text = "".join(f" {WORDS[i - 1]}" for i in ids)
+        hidden = re.search(r"has the number (\d+)", json.dumps(body))
+        if hidden and "forgets" not in faults:
+            text = f" {hidden[1]}"
         choice = self.choice(faults, body, ids)
         if chat:
             choice["message"] = {"role": "assistant", "content": text}

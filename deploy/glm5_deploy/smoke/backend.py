@@ -1,4 +1,4 @@
-"""Which attention backend a server uses, by its own log."""
+"""Which attention backend, KV cache and indexer a server uses, by its own log."""
 
 from __future__ import annotations
 
@@ -60,6 +60,46 @@ def parse_backends(lines: Iterable[str]) -> Backends:
         elif found := _VLLM.search(line):
             vllm.append(found[1])
     return Backends(tuple(dict.fromkeys(vllm)), tuple(dict.fromkeys(kernel)))
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the profile wants the log to say; None where it does not care."""
+
+    attention: str | None = None
+    kv: str | None = None
+    indexer: str | None = None
+
+    def __bool__(self) -> bool:
+        return any((self.attention, self.kv, self.indexer))
+
+    def describe(self) -> str:
+        named = {"attention": self.attention, "kv": self.kv, "indexer": self.indexer}
+        if named["kv"] is None and named["indexer"] is None:
+            return str(self.attention)
+        return " ".join(f"{name}={value}" for name, value in named.items() if value)
+
+
+def difference(wanted: Expected, found: Backends) -> str | None:
+    """What to do about the first thing that is not as expected; None where all is.
+
+    KV cache and indexer are told by glm5-kernel alone.
+    """
+    if wanted.attention is not None and not matches(wanted.attention, found):
+        return (
+            "choose it with attention-backend in serve.args, or, if the other one is right, "
+            "write that into smoke.attention_backend"
+        )
+    if (wanted.kv or wanted.indexer) and not found.kernel:
+        return "glm5-kernel has not reported: set engine.kernel, and see the doctor's row"
+    if wanted.kv is not None and {kv for _, kv, _ in found.kernel} != {wanted.kv}:
+        return (
+            "set kv-cache-dtype in serve.args (auto is the model's dtype), or write what is right "
+            "into smoke.kv_cache"
+        )
+    if wanted.indexer is not None and {each for *_, each in found.kernel} != {wanted.indexer}:
+        return "set GLM5_INDEXER in environment, or write what is right into smoke.indexer"
+    return None
 
 
 def matches(expected: str, found: Backends) -> bool:

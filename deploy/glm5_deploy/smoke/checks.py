@@ -15,6 +15,8 @@ from glm5_deploy.kernel_doctor import LIMIT, examine_served, summary
 from glm5_deploy.smoke import backend
 from glm5_deploy.smoke.api import AnswerError, Streamed, choice, quoted, shorten, usage
 from glm5_deploy.smoke.context import PROMPT, CheckFailed, CheckSkipped, Context, Probe
+from glm5_deploy.smoke.gpus import gpus
+from glm5_deploy.smoke.needle import needle
 
 _FILLER = "The quick brown fox jumps over the lazy dog. "
 _NOT_THE_SAME = (
@@ -263,10 +265,11 @@ def _refused(context: Context, headers: dict[str, str]) -> str:
 
 
 def attention(context: Context) -> str:
-    """The journal names the expected attention backend, and no other."""
-    expected = context.profile.smoke.attention_backend
+    """The journal names the expected attention backend, KV cache and indexer, and no other."""
+    smoke = context.profile.smoke
+    wanted = backend.Expected(smoke.attention_backend, smoke.kv_cache, smoke.indexer)
     found = backend.read_backends(context.host, context.profile.unit_name)
-    if expected is None:
+    if not wanted:
         named = f"; the log says {found.describe()}" if found and found.attention else ""
         raise CheckSkipped(f"the profile expects none{named}")
     if found is None:
@@ -275,15 +278,12 @@ def attention(context: Context) -> str:
         )
     if not found.attention:
         raise CheckFailed(
-            f"the log names no attention backend, expected {expected}",
+            f"the log names no attention backend, expected {wanted.describe()}",
             "where the journal was rotated since the start, `glm5-deploy restart` writes it anew",
         )
-    if not backend.matches(expected, found):
-        raise CheckFailed(
-            f"the log says {found.describe()}, expected {expected}",
-            "choose it with attention-backend in engine.args, or, if the other one is right, "
-            "write that into smoke.attention_backend",
-        )
+    problem = backend.difference(wanted, found)
+    if problem is not None:
+        raise CheckFailed(f"the log says {found.describe()}, expected {wanted.describe()}", problem)
     return found.describe()
 
 
@@ -367,10 +367,12 @@ def suite(context: Context) -> list[tuple[str, Probe]]:
         ("log-probabilities", logprobs),
         *expected,
         ("long prompt", long_prompt),
+        *([("needle", needle)] if context.profile.smoke.needle is not None else []),
         ("concurrency", concurrent),
         ("wrong key refused", wrong_key),
         ("missing key refused", missing_key),
         ("attention backend", attention),
         ("speed", speed),
         ("doctor", doctor),
+        *([("gpus", gpus)] if context.profile.gpus.count else []),
     ]

@@ -41,6 +41,7 @@ class LocalHost:
     journal: str = ""
     served: str = fakes.served()
     doctor: str = fakes.document()
+    facts: tuple[str, ...] = ()
     sudo_allowed: bool = True
     commands: list[Command] = field(default_factory=list)
 
@@ -55,7 +56,14 @@ class LocalHost:
             return Result(command, 0, self.doctor, "")
         if "profile.json" in command.argv[2]:
             return Result(command, 0, self.served, "")
+        if any("--query-gpu" in word for word in command.argv):
+            return Result(command, 0, self._facts(command.argv[4]), "")
         return Result(command, 0 if self.journal else 1, self.journal, "")
+
+    def _facts(self, mark: str) -> str:
+        """What the facts' runner prints for these outputs."""
+        parts = (f"\n{mark} out\n{text}\n{mark} err 0\n" for text in self.facts)
+        return "".join(parts) + f"\n{mark} end\n"
 
 
 Server = Callable[..., Target]
@@ -82,6 +90,7 @@ def serve(fake_module: ModuleType) -> Iterator[Server]:
         smoke: dict[str, Any] | None = None,
         serve_host: str = "127.0.0.1",
         kernel: bool = True,
+        gpus: dict[str, Any] | None = None,
     ) -> Target:
         server = fake_module.make_server(["serve", "/models/tiny", "--port", "0", *flags])
         servers.append(server)
@@ -93,6 +102,7 @@ def serve(fake_module: ModuleType) -> Iterator[Server]:
                 "engine": {"lock": "any", "kernel": kernel},
                 "serve": {"port": server.server_address[1], "host": serve_host},
                 "smoke": {"max_tokens": 6, **(smoke or {})},
+                "gpus": gpus or {},
             }
         )
         return Target(name="bw1", settings=HostSettings(), profile=profile)

@@ -12,10 +12,12 @@ import pytest
 import yaml
 from glm5_deploy.config.models import Target
 from glm5_deploy.hosts.command import Secret
+from glm5_deploy.hosts.facts.gpu import NEWER_FIELDS, PLAIN_FIELDS
 from glm5_deploy.hosts.host import Host
 from glm5_deploy.report.events import Silent
 from glm5_deploy.report.outcome import Check
 from glm5_deploy.smoke.api import Api
+from glm5_deploy.smoke.needle import haystack
 from glm5_deploy.smoke.run import run_smoke
 
 from tests.fakes import doctor as fakes
@@ -32,7 +34,7 @@ JOURNAL = (
     "INFO [cuda.py:507] Using TRITON_MLA_SPARSE attention backend out of potential backends: [].\n"
 )
 KEY = Secret("s3cret")
-HOST = ("journal", "sudo_allowed", "served", "doctor")
+HOST = ("journal", "sudo_allowed", "served", "doctor", "facts")
 
 
 Smoke = Callable[..., dict[str, Check]]
@@ -105,6 +107,86 @@ def test_wrong_backend(serve: Server, smoke: Smoke) -> None:
     journal = JOURNAL.replace("TRITON_MLA_SPARSE", "FLASHMLA")
     row = smoke(target, journal=journal)["attention backend"]
     assert row.detail == "the log says FLASHMLA, expected TRITON_MLA_SPARSE"
+
+
+KERNEL = "glm5_kernel: attention=TRITON_MLA_SPARSE kv=%s indexer=%s\n"
+
+
+@pytest.mark.parametrize(
+    ("expected", "journal", "hint"),
+    [
+        ({"kv_cache": "fp8_ds_mla"}, KERNEL % ("fp8_ds_mla", "stock"), None),
+        ({"indexer": "triton"}, KERNEL % ("bf16", "triton"), None),
+        ({"kv_cache": "fp8_ds_mla"}, KERNEL % ("bf16", "triton"), "kv-cache-dtype"),
+        ({"indexer": "triton"}, KERNEL % ("bf16", "stock"), "GLM5_INDEXER"),
+        (
+            {"indexer": "triton"},
+            KERNEL % ("bf16", "stock") + KERNEL % ("bf16", "triton"),
+            "GLM5_INDEXER",
+        ),
+        ({"kv_cache": "bf16"}, JOURNAL, "engine.kernel"),
+    ],
+)
+def test_kv_cache_and_indexer(
+    expected: dict[str, str], journal: str, hint: str | None, serve: Server, smoke: Smoke
+) -> None:
+    row = smoke(serve(smoke=expected), api_key=None, journal=journal)["attention backend"]
+    assert row.status == ("passed" if hint is None else "failed")
+    assert hint is None or hint in (row.hint or "")
+
+
+@pytest.mark.parametrize("chat", [True, False])
+def test_needles_are_found(chat: bool, serve: Server, smoke: Smoke) -> None:
+    wanted = {"chat": chat, "needle": {"tokens": 500}}
+    row = smoke(serve(smoke=wanted), api_key=None)["needle"]
+    assert row.status == "passed"
+    assert row.detail.startswith("found at 10%, 50%, 90% of 5")
+
+
+def test_the_haystack_holds_its_needle_at_its_depth() -> None:
+    for depth, part in ((0, 0), (0.5, 500), (1, 1000)):
+        text = haystack(1000, depth, "12345")
+        lines = text.split(". ")
+        assert lines[part] == "The locker in the station has the number 12345"
+        assert len(set(lines)) == 1002
+
+
+GPU_HEAD = ",".join((*PLAIN_FIELDS, *NEWER_FIELDS))
+STARTED = "5000.0\n1800000000.0\n4000000000\n"
+XID = "%s ws kernel: NVRM: Xid (PCI:0000:02:00): 79, GPU has fallen off the bus.\n"
+
+
+def gpu_table(*used: int, ecc: int = 0) -> str:
+    rows = [
+        f"{i},RTX,GPU-{i},97887,{mib},580.1,00000000:0{i + 1}:00.0,12.0,[N/A],{ecc},Enabled,16,16"
+        for i, mib in enumerate(used)
+    ]
+    return "\n".join([GPU_HEAD, *rows, "", "CUDA Version : 13.0"])
+
+
+@pytest.mark.parametrize(
+    ("facts", "status", "detail"),
+    [
+        ((gpu_table(90000, 88000), "", STARTED), "passed", "2 × 85.9 to 87.9 of 96 GiB in use"),
+        ((gpu_table(90000, 88000), XID % "1799990000.0", STARTED), "passed", "2 ×"),
+        (
+            (gpu_table(90000, 88000), XID % "1799999500.0", STARTED),
+            "failed",
+            "Xid 79 on GPU 1 since",
+        ),
+        ((gpu_table(90000, 88000, ecc=1), "", STARTED), "failed", "GPU 0 has 1 uncorrected ECC"),
+        ((gpu_table(90000, 2), "", STARTED), "failed", "GPU 1 is not used by the server"),
+        ((gpu_table(90000), "", STARTED), "failed", "GPU 1 is not used"),
+        (("Failed to initialize NVML", "", STARTED), "failed", "Failed to initialize NVML"),
+        ((gpu_table(90000, 88000),), "failed", "cannot gather facts"),
+    ],
+)
+def test_gpus(
+    facts: tuple[str, ...], status: str, detail: str, serve: Server, smoke: Smoke
+) -> None:
+    row = smoke(serve(gpus={"count": 2}), api_key=None, facts=facts)["gpus"]
+    assert row.status == status
+    assert detail in row.detail
 
 
 def test_a_log_without_the_line(serve: Server, smoke: Smoke) -> None:
