@@ -49,7 +49,10 @@ def _register(found: Found | None, settings: Settings) -> Registration:
 
 
 def _load_only(version: str, settings: Settings) -> Registration:
+    from glm5_kernel.gguf.cpu.install import PLATFORM, install_dense
+
     message = f"vLLM {version} has no sparse attention: attention and indexer stay out"
+    when_imported(PLATFORM, install_dense)
     gguf = _gguf(settings)
     parts = (Part("attention", "stock", message), Part("indexer", "stock", message), gguf)
     return Registration(version, f"{message}; gguf {gguf.state}", parts)
@@ -109,6 +112,7 @@ def _indexer(settings: Settings) -> Part:
 
 
 def _gguf(settings: Settings) -> Part:
+    from glm5_kernel.gguf.cpu.install import install_operations, needs_operations
     from glm5_kernel.gguf.install import PLUGIN, TRIGGER, install_loader
 
     if settings.gguf == "stock":
@@ -116,4 +120,6 @@ def _gguf(settings: Settings) -> Part:
     if importlib.util.find_spec(PLUGIN) is None:
         return Part("gguf", "stock", "vllm-gguf-plugin is not installed")
     when_imported(TRIGGER, install_loader)
+    if needs_operations():
+        install_operations()
     return Part("gguf", "registered", "loads GLM-5 and DeepSeek-V3; other models are the plugin's")

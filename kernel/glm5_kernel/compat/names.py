@@ -140,6 +140,10 @@ GGUF = (
     Need("vllm.utils.torch_utils", "direct_register_custom_op",
          ("op_name", "op_func", "fake_impl")),
 )  # fmt: skip
+CPU = (
+    Need("vllm.platforms.cpu", "CpuPlatform.check_and_update_config", ("vllm_config",)),
+    Need("vllm.v1.attention.backends.registry", "AttentionBackendEnum.CPU_MLA"),
+)
 
 
 def missing(needs: Iterable[Need]) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 
+from glm5_kernel.gguf.cpu.ops import through_experts
 from glm5_kernel.gguf.types import TYPES
 
 MATRIX_FROM = 65
@@ -43,7 +44,7 @@ def apply_experts(
     tokens, chosen = ids.shape
     if tokens == 0:
         return torch.empty_like(x)
-    project = _project_cpu if x.device.type == "cpu" else _project_gpu
+    project = through_experts if x.device.type == "cpu" else _project_gpu
     between = torch.cat(
         [project(x, each, ids, kind) for each, kind in zip(gate_up, gate_up_kinds, strict=True)],
         dim=-1,
@@ -64,20 +65,6 @@ def _activate(x: torch.Tensor, activation: str) -> torch.Tensor:
 
     out = x.new_empty(x.shape[0], x.shape[1] // 2)
     apply_moe_activation(MoEActivation.from_str(activation), out, x)
-    return out
-
-
-def _project_cpu(
-    x: torch.Tensor, weight: torch.Tensor, ids: torch.Tensor, kind: int
-) -> torch.Tensor:
-    from glm5_kernel.gguf.compute import dequantise
-
-    flat = ids.reshape(-1)
-    rows = torch.arange(x.shape[0]).repeat_interleave(ids.shape[1])
-    out = x.new_empty(flat.shape[0], weight.shape[1])
-    for expert in sorted(set(flat.tolist())):
-        mine = (flat == expert).nonzero().squeeze(1)
-        out[mine] = x[rows[mine]] @ dequantise(weight[expert], kind, x.dtype).T
     return out
 
 

@@ -55,6 +55,7 @@ def complete(
     stated: Mapping[str, Any],
     hp: Hyperparameters,
     pattern: IndexerPattern | None,
+    leave: frozenset[str] = frozenset(),
 ) -> tuple[str, ...]:
     """Set on `config` (a PretrainedConfig) all that config.json leaves out.
 
@@ -63,13 +64,14 @@ def complete(
         stated: config.json.
         hp: the file's hyperparameters.
         pattern: which layers run their own indexer.
+        leave: keys that stay as they are.
 
     Returns:
         Names of the keys that were set and differ from before.
     """
     changed = []
     for key, value in complete_config(stated, hp, pattern).items():
-        if key in STAYS or key.startswith("rope_") or key not in hf_config(hp, pattern):
+        if key in STAYS | leave or key.startswith("rope_") or key not in hf_config(hp, pattern):
             continue
         if stated.get(key) is not None and key not in PATTERN_KEYS:
             continue

@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+from glm5_kernel.gguf.cpu.dense import INDEXER_KEYS, is_dense
 from glm5_kernel.gguf.errors import GgufError, listed
 from glm5_kernel.gguf.hf_config import complete, stated_config
 from glm5_kernel.gguf.hyperparameters import (
@@ -76,11 +77,13 @@ def prepare(path: str, model_config: Any, tp: int) -> Plan:  # noqa: ANN401
     folder = model_config.hf_config_path or model_config.model
     stated = stated_config(folder, model_config.hf_overrides)
     source = open_source(path, stated)
-    changed = complete(config, stated, source.hp, source.pattern)
+    dense = is_dense(config)
+    leave = INDEXER_KEYS if dense else frozenset()
+    changed = complete(config, stated, source.hp, source.pattern, leave)
     if changed:
         logger.info("glm5_kernel: config completed from the file: %s", ", ".join(changed))
     draft = config.model_type in DRAFT_TYPES
-    indexer = getattr(config, "index_topk", None) is not None
+    indexer = not dense and getattr(config, "index_topk", None) is not None
     return make_plan(source.model, source.hp, source.pattern, draft=draft, tp=tp, indexer=indexer)
 
 
