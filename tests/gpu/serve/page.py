@@ -44,8 +44,9 @@ All differences, with the largest, and the first token that another choice was m
 
 The first {alone} of 64 requests of 12 to 5,000 tokens, half of them with a common beginning, asked
 alone and then among all 64. Kernels of stock vLLM (matrix products, experts) round differently in
-another batch; with `VLLM_BATCH_INVARIANT=1`, which no stock sparse backend allows and ours does,
-they do not.
+another batch, and vLLM decides by the whole batch whether short prompts go to dense attention.
+Rows named `invariant` ran with `VLLM_BATCH_INVARIANT=1`, which no stock sparse backend allows and
+ours does, and with `sparse_mla_force_mqa`.
 
 {crowd}
 
