@@ -132,6 +132,7 @@ def profile_problems(profile: Node) -> list[ConfigProblem]:
         *_same_arguments(profile),
         *_command(profile),
         *_variables(profile),
+        *_delivery(profile),
     ]
 
 
@@ -190,25 +191,77 @@ def _variables(profile: Node) -> Iterator[ConfigProblem]:
         )
 
 
+_DELIVERIES = ("source", "source_host", "fetch")
+_BELONGS = {
+    "source_path": "source_host",
+    "source_address": "source_host",
+    "fetch_environment": "fetch",
+    "fetch_secrets": "fetch",
+}
+
+
+def _delivery(profile: Node) -> Iterator[ConfigProblem]:
+    """A model comes from one place, and keys of another way would be passed over in silence."""
+    given = {key: node for key, node in profile.below("model").items() if node.value is not None}
+    ways = [key for key in _DELIVERIES if key in given]
+    for key in ways[1:]:
+        hint = f"keep one of {', '.join(ways)}; null removes one that a profile brings"
+        yield given[key].problem(f"the model comes from `{ways[0]}` already", hint, at_key=True)
+    for key, owner in _BELONGS.items():
+        if key in given and owner not in given:
+            message = f"it belongs to `model.{owner}`, which is not set"
+            yield given[key].problem(message, at_key=True)
+    yield from _fetch(given.get("fetch"), profile)
+
+
+def _fetch(fetch: Node | None, profile: Node) -> Iterator[ConfigProblem]:
+    words = [] if fetch is None else [node for node in fetch.items if node.text is not None]
+    engines = (profile.at("engine", "lock"), profile.at("engine", "base"))
+    has_venv = any(node is not None and node.value is not None for node in engines)
+    for node in words:
+        for place in re.findall(r"\{\w+\}", node.text or ""):
+            if place not in {"{folder}", "{venv}"}:
+                yield node.problem(f"nothing is called {place}", "known: {folder}, {venv}")
+            elif place == "{venv}" and not has_venv:
+                yield node.problem("there is no {venv} without `engine.lock` or `engine.base`")
+    if (
+        words
+        and not is_template(words[0].text or "")
+        and not (words[0].text or "").startswith(("/", "{"))
+    ):
+        hint = "write such as {venv}/bin/hf or /usr/local/bin/hf"
+        yield words[0].problem("the program must be an absolute path on the host", hint)
+
+
 def engine_problems(profile: Node) -> list[ConfigProblem]:
     """What a complete profile lacks for its engine; before that, `override` may still give it."""
-    return [*_without_lock(profile), *_devices(profile)]
+    return [*_without_lock(profile), *_two_engines(profile), *_devices(profile)]
+
+
+def _two_engines(profile: Node) -> Iterator[ConfigProblem]:
+    base, lock = profile.at("engine", "base"), profile.at("engine", "lock")
+    if base is not None and base.value is not None and lock is not None and lock.value is not None:
+        hint = "remove engine.base, or set engine.lock: null to use the host's own vLLM"
+        yield base.problem("`engine.base` and `engine.lock` exclude each other", hint, at_key=True)
 
 
 def _without_lock(profile: Node) -> Iterator[ConfigProblem]:
     lock, kernel = profile.at("engine", "lock"), profile.at("engine", "kernel")
-    if lock is not None and lock.value is not None:
+    base = profile.at("engine", "base")
+    if any(node is not None and node.value is not None for node in (lock, base)):
         return
     command = profile.at("engine", "command")
     words = ["{venv}"] if command is None else [node.text or "" for node in command.items]
     if any("{venv}" in word for word in words):
         holder = command or profile.at("engine") or profile
         yield holder.problem(
-            "`engine.command` uses {venv}, and without `engine.lock` there is none",
+            "`engine.command` uses {venv}: it needs `engine.lock` or `engine.base`",
             "name a lock, or give the path of a vLLM that is on the host",
         )
     if kernel is not None and kernel.value is True:
-        yield kernel.problem("glm5-kernel is installed into a venv: it needs `engine.lock`")
+        yield kernel.problem(
+            "glm5-kernel is installed into a venv: it needs `engine.lock` or `engine.base`"
+        )
 
 
 def _devices(profile: Node) -> Iterator[ConfigProblem]:

@@ -127,6 +127,7 @@ _PROFILE_PATHS: Mapping[tuple[str, ...], _Rewrite] = {
     ("model", "manifest"): _absolute,
     ("engine", "lock"): _lock_path,
     ("secrets", "*"): _reference,
+    ("model", "fetch_secrets", "*"): _reference,
 }
 
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from glm5_deploy.config.address import parse_address
-from glm5_deploy.config.checks import inventory_problems, same_unit_problems
-from glm5_deploy.config.complete import Resolved, complete
+from glm5_deploy.config.checks import inventory_problems, nearest, same_unit_problems
+from glm5_deploy.config.complete import Resolved, complete, placed_settings
 from glm5_deploy.config.errors import ConfigErrors, ConfigProblem, elsewhere, shown_file
 from glm5_deploy.config.merge import group_order, groups_of, settings_of
-from glm5_deploy.config.models import Inventory, Profile, Target
+from glm5_deploy.config.models import HostSettings, Inventory, Profile, Target
 from glm5_deploy.config.node import Node
 from glm5_deploy.config.profiles import (
     find_profile,
@@ -255,6 +255,22 @@ def resolve_places(
     return done
 
 
+def settings_of_host(loaded: LoadedInventory, name: str) -> HostSettings:
+    """A host's merged settings, whether it serves anything or not.
+
+    Raises:
+        UsageError: there is no such host.
+        ConfigErrors: its settings are wrong.
+    """
+    if name not in loaded.host_names:
+        hint = nearest(name, loaded.host_names, "hosts")
+        raise UsageError(f"no host of the inventory is called `{name}`", hint)
+    _, settings, problems = placed_settings(loaded.settings(name))
+    if settings is None:
+        raise ConfigErrors(problems)
+    return settings
+
+
 def check_inventory(loaded: LoadedInventory) -> list[ConfigProblem]:
     """Resolve every host that has a profile.
 
@@ -286,7 +302,27 @@ def _resolve_host(loaded: LoadedInventory, name: str, profile: str | None) -> Re
         )
         raise ConfigErrors([problem])
     found = find_profile(wanted, loaded.profiles, _profile_places(loaded.document))
-    return complete(name, loaded.groups[name], settings, found)
+    done = complete(name, loaded.groups[name], settings, found)
+    stranger = _source_host(done, loaded.host_names)
+    if stranger is not None:
+        raise ConfigErrors([stranger])
+    return done
+
+
+def _source_host(resolved: Resolved, names: Sequence[str]) -> ConfigProblem | None:
+    """Files come from another host that the inventory has."""
+    node, source = resolved.profile.at("model", "source_host"), resolved.target
+    wanted = source.profile.model.source_host
+    if node is None or wanted is None:
+        return None
+    if wanted not in names:
+        return node.problem(
+            f"no host of the inventory is called `{wanted}`", nearest(wanted, names, "hosts")
+        )
+    if wanted == source.name:
+        hint = f"on {wanted} itself set `override: {{model: {{source_host: null}}}}`"
+        return node.problem(f"`{wanted}` cannot get its files from itself", hint)
+    return None
 
 
 # --- a single machine ----------------------------------------------------------------------------

@@ -204,12 +204,49 @@ class ModelFiles(Model):
         default_factory=lambda: ["config.json"],
         description="File names or globs that must be there.",
     )
+    source_host: Name | None = Field(
+        default=None,
+        description="Another host of the inventory, which the files are copied from directly.",
+    )
+    source_path: RemotePath | None = Field(
+        default=None,
+        description="The folder on source_host; default: its ROOT/models/NAME.",
+    )
+    source_address: Word | None = Field(
+        default=None,
+        description="How this host reaches source_host: address[:port]; default: as we reach it.",
+    )
+    fetch: list[str] | None = Field(
+        default=None,
+        min_length=1,
+        description="A command on the host that fetches the files; {folder}, {venv} are filled in.",
+    )
+    fetch_environment: dict[VariableName, Annotated[str, AfterValidator(_one_line)]] = Field(
+        default_factory=dict, description="Variables for fetch."
+    )
+    fetch_secrets: dict[VariableName, SecretReference] = Field(
+        default_factory=dict, description="Variables for fetch whose values are references."
+    )
     manifest: Path | None = Field(
         default=None,
         description="A local SHA-256 manifest; default: made from source, or the host's own.",
     )
+    manifest_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = Field(
+        default=None,
+        description="SHA-256 of the manifest itself: another set of files is refused.",
+    )
     served_name: str | None = Field(
         default=None, description="The model's name in the API; default: name."
+    )
+
+
+class Base(Model):
+    """A vLLM that the host has; only glm5-kernel is added, in an environment layered on it."""
+
+    python: RemotePath = Field(description="The interpreter that runs it.")
+    site: list[RemotePath] = Field(
+        default_factory=list,
+        description="More folders of packages, searched before the interpreter's own.",
     )
 
 
@@ -219,8 +256,11 @@ class Engine(Model):
     lock: str | None = Field(
         default=None, description="A lock's name, or the path of a hashed requirements file."
     )
+    base: Base | None = Field(
+        default=None, description="Instead of a lock: the vLLM that the host has already."
+    )
     python: Annotated[str, Field(pattern=r"^3\.\d+$")] = Field(
-        default="3.12", description="Version of Python on the host."
+        default="3.12", description="Version of Python on the host; with base, the base's counts."
     )
     kernel: bool = Field(
         default=False, description="Install glm5-kernel; ask its doctor before a switch."
@@ -311,6 +351,20 @@ class SmokePrompt(Model):
     tokens: list[int] | None = Field(default=None, description="The exact greedy token ids.")
 
 
+class Needle(Model):
+    """A sentence hidden in a long text, which the answer must tell; for models that can answer."""
+
+    tokens: int = Field(
+        default=8192, ge=256, description="Length of the text, beyond the indexer's top-k."
+    )
+    depths: list[Annotated[float, Field(ge=0, le=1)]] = Field(
+        default_factory=lambda: [0.1, 0.5, 0.9],
+        min_length=1,
+        description="Where it is hidden, from 0 (the beginning) to 1; one question each.",
+    )
+    max_tokens: int = Field(default=64, ge=1, description="Length of the answer.")
+
+
 class Smoke(Model):
     """What proves that the server works."""
 
@@ -323,8 +377,15 @@ class Smoke(Model):
         default=None, ge=1, description="Length of the long prompt; default: skipped."
     )
     concurrency: int = Field(default=4, ge=1, le=256, description="Requests at once.")
+    needle: Needle | None = Field(default=None, description="Null: skipped.")
     attention_backend: str | None = Field(
         default=None, description="Name that the journal must report."
+    )
+    kv_cache: str | None = Field(
+        default=None, description="KV cache type that glm5-kernel must report: bf16, fp8_ds_mla, …"
+    )
+    indexer: Literal["triton", "stock"] | None = Field(
+        default=None, description="Indexer that glm5-kernel must report."
     )
     min_tokens_per_second: float | None = Field(
         default=None, gt=0, description="Floor for one stream."

@@ -42,7 +42,7 @@ def engine_words(
     values = {"{model}": str(target.model_folder / profile.model.serve), "{python}": str(python)}
     if venv is not None:
         values["{venv}"] = str(venv)
-    words = [_fill(word, values) for word in profile.engine.command]
+    words = [filled(word, values) for word in profile.engine.command]
     if any("{venv}" in word for word in words):
         raise ValueError("engine.command names {venv}, but engine.lock is not set")
     serve = profile.serve
@@ -53,7 +53,8 @@ def engine_words(
     return tuple(words)
 
 
-def _fill(word: str, values: dict[str, str]) -> str:
+def filled(word: str, values: dict[str, str]) -> str:
+    """A word with the places in braces replaced."""
     for name, value in values.items():
         word = word.replace(name, value)
     return word

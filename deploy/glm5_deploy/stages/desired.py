@@ -8,10 +8,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from glm5_deploy.config.models import Profile, Target
+from glm5_deploy.config.models import Base, Profile, Target
 from glm5_deploy.hosts.command import Secret
 from glm5_deploy.stages.arguments import engine_words
 from glm5_deploy.stages.manifest import Manifest
@@ -21,11 +21,20 @@ from glm5_deploy.stages.templates import render
 
 _PLACEHOLDER = "@release@"
 _VENV_FORMAT = "1"
+_DELIVERY = (
+    "source", "source_host", "source_path", "source_address", "fetch", "fetch_environment",
+    "fetch_secrets", "manifest", "manifest_sha256",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Venv:
-    """An environment, named by what goes into it."""
+    """An environment, named by what goes into it.
+
+    Args:
+        lock_name: the file's name, and `lock` its content; empty where it is layered on `base`.
+        base: the host's own vLLM that it is layered on, or None.
+    """
 
     identifier: str
     lock_name: str
@@ -34,6 +43,7 @@ class Venv:
     wheel: Path | None
     wheelhouse: Path | None
     index_url: str | None
+    base: Base | None = None
 
 
 @dataclass(frozen=True)
@@ -69,6 +79,7 @@ class Desired:
     release: Release
     manifest: Manifest | None
     operator: str = ""
+    fetch_secrets: dict[str, Secret] = field(default_factory=dict)
 
     @property
     def paths(self) -> Paths:
@@ -90,14 +101,18 @@ def build_desired(
     """
     venv = _venv(target, kernel_wheel)
     secrets = {name: resolve_secret(ref) for name, ref in target.profile.secrets.items()}
-    wanted = manifest(target)
-    return Desired(target, venv, _release(target, venv, secrets, wanted), wanted, operator)
+    wanted, fetching = manifest(target), target.profile.model.fetch_secrets
+    hidden = {name: resolve_secret(reference) for name, reference in fetching.items()}
+    release = _release(target, venv, secrets, wanted)
+    return Desired(target, venv, release, wanted, operator, hidden)
 
 
 def _venv(target: Target, kernel_wheel: Callable[[], Path]) -> Venv | None:
     from glm5_deploy.config.locks import lock_path
 
     engine, settings = target.profile.engine, target.settings
+    if engine.base is not None:
+        return _layered(target, engine.base, kernel_wheel() if engine.kernel else None)
     if engine.lock is None:
         return None
     path = lock_path(engine.lock)
@@ -117,6 +132,15 @@ def _venv(target: Target, kernel_wheel: Callable[[], Path]) -> Venv | None:
     )
 
 
+def _layered(target: Target, base: Base, wheel: Path | None) -> Venv:
+    """Ours on top of the host's: a newer vLLM there is seen without a new environment."""
+    parts = [_VENV_FORMAT.encode(), b"base", *(str(p).encode() for p in (base.python, *base.site))]
+    if wheel is not None:
+        parts.append(wheel.read_bytes())
+    python = target.profile.engine.python
+    return Venv(_digest(*parts), "", b"", python, wheel, None, None, base)
+
+
 def _digest(*parts: bytes) -> str:
     digest = hashlib.sha256()
     for part in parts:
@@ -126,7 +150,10 @@ def _digest(*parts: bytes) -> str:
 
 def interpreter(target: Target) -> PurePosixPath:
     """The Python that is used on the host where a profile has no environment of its own."""
-    return target.settings.python or PurePosixPath(f"/usr/bin/python{target.profile.engine.python}")
+    engine = target.profile.engine
+    if engine.base is not None:
+        return engine.base.python
+    return target.settings.python or PurePosixPath(f"/usr/bin/python{engine.python}")
 
 
 def service_environment(target: Target) -> dict[str, str]:
@@ -162,9 +189,10 @@ def _devices(target: Target) -> dict[str, str]:
     return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(map(str, indices))}
 
 
-def _protect_home(root: PurePosixPath, model: PurePosixPath) -> str:
-    homes = ("/home", "/root", "/run/user")
-    inside = any(path.is_relative_to(home) for path in (root, model) for home in homes)
+def _protect_home(target: Target, paths: Paths) -> str:
+    homes, base = ("/home", "/root", "/run/user"), target.profile.engine.base
+    read = [paths.root, paths.model, *([] if base is None else [base.python, *base.site])]
+    inside = any(path.is_relative_to(home) for path in read for home in homes)
     return "read-only" if inside else "yes"
 
 
@@ -173,11 +201,12 @@ def _describe(profile: Profile, venv: Venv | None, manifest: Manifest | None) ->
     ours = {"smoke", "limits", "needs", "description", "secrets"}
     document = profile.model_dump(mode="json", exclude=ours)
     document["engine"].pop("lock")  # the environment's name says what it holds, wherever it lay
-    document["model"].pop("source")
-    document["model"].pop("manifest")
+    for key in _DELIVERY:  # how files came is no part of what they are
+        document["model"].pop(key)
     document["secret_names"] = sorted(profile.secrets)
     document["venv"] = None if venv is None else venv.identifier
-    document["model_sha256"] = None if manifest is None else manifest.key()
+    signed = profile.model.manifest_sha256
+    document["model_sha256"] = signed if manifest is None else manifest.key()
     return json.dumps(document, indent=1, sort_keys=True) + "\n"
 
 
@@ -197,7 +226,7 @@ def _release(
             name=profile.unit_name.removesuffix(".service"),
             served_name=profile.served_model_name,
             words=engine_words(target, venv_path, interpreter(target)),
-            protect_home=_protect_home(paths.root, paths.model),
+            protect_home=_protect_home(target, paths),
         )
         environment = environment_file(service_environment(target))
         secret_text = environment_file({name: s.value for name, s in secrets.items()})

@@ -191,6 +191,10 @@ def model(desired: Desired, observed: Observed) -> Check:
     folder = desired.paths.model
     if spec.source is not None:
         return _source(desired)
+    if spec.source_host is not None:
+        return passed("model", f"from {spec.source_host}")
+    if spec.fetch is not None:
+        return passed("model", f"fetched by {spec.fetch[0].rpartition('/')[2]}")
     if not files:
         hint = f"put the model's files there, or set model.source to a folder here ({spec.name})"
         return failed("model", f"no files in {folder}", hint)

@@ -33,7 +33,9 @@ def plan(desired: Desired, observed: Observed) -> list[Change]:
         return []
     folder, user = desired.paths.release(release.identifier), desired.target.profile.unit.user
     venv = None if desired.venv is None else desired.paths.venv(desired.venv.identifier)
-    programs = () if venv is None else (venv / "bin" / "python",)
+    base = desired.target.profile.engine.base
+    programs = [] if venv is None else [venv / "bin" / "python"]
+    programs += [] if base is None else base.site
     steps: tuple[Step, ...] = (
         *(Put(folder / file.name, _bytes(file.content), mode=file.mode) for file in release.files),
         Run(script(_FINISH, folder, desired.paths.unit, user, desired.paths.model, *programs)),

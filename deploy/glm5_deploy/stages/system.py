@@ -56,6 +56,8 @@ def version_matters(profile: Profile) -> bool:
 def usable_python(desired: Desired, observed: Observed) -> PurePosixPath | None:
     """The host's interpreter of the profile's version, with headers where a compiler is needed."""
     profile = desired.target.profile
+    if profile.engine.base is not None:
+        return profile.engine.base.python
     for python in observed.system.pythons:
         if not version_matters(profile) and python.version >= OLDEST_PYTHON:
             return python.path
@@ -69,7 +71,7 @@ def usable_python(desired: Desired, observed: Observed) -> PurePosixPath | None:
 def python_path(desired: Desired, observed: Observed) -> PurePosixPath:
     """The interpreter that this host has, or will have once the plan is applied."""
     settings, version = desired.target.settings, desired.target.profile.engine.python
-    if settings.python is not None:
+    if settings.python is not None and desired.target.profile.engine.base is None:
         return settings.python
     found = usable_python(desired, observed)
     if found is not None:

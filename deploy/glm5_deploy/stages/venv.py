@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
 
+from glm5_deploy.config.models import Base
 from glm5_deploy.hosts.command import Command, command
 from glm5_deploy.stages.change import Change, Put, Rsync, Step, Transient
 from glm5_deploy.stages.desired import Desired, Venv
@@ -33,6 +34,8 @@ def plan(desired: Desired, observed: Observed) -> list[Change]:
     if venv is None or venv.identifier in observed.deployment.venvs:
         return []
     uv = uv_on_host(desired)
+    if venv.base is not None:
+        return [_layered(desired, venv, venv.base, uv)]
     steps: tuple[Step, ...] = (
         Rsync(uv_binary(), uv.parent),
         *_wheelhouse(desired, venv),
@@ -45,6 +48,21 @@ def plan(desired: Desired, observed: Observed) -> list[Change]:
     )
     detail = f"Python {venv.python}, {venv.lock_name}"
     return [Change(STAGE, "create", str(desired.paths.venv(venv.identifier)), detail, steps)]
+
+
+def _layered(desired: Desired, venv: Venv, base: Base, uv: PurePosixPath) -> Change:
+    """On the host's own vLLM: seconds, and no package is downloaded."""
+    paths = desired.paths
+    folder = paths.venv(venv.identifier)
+    marker = "" if venv.wheel is not None else str(folder / ".done")
+    layer = command(
+        base.python, paths.library / "layer_venv.py", folder, uv, marker, *base.site
+    )  # fmt: skip
+    steps = (
+        Rsync(uv_binary(), uv.parent),
+        Transient(f"glm5-job-venv-{venv.identifier}", layer, limit=300),
+    )
+    return Change(STAGE, "create", str(folder), f"layered on {base.python}", steps)
 
 
 def _lock_path(desired: Desired, venv: Venv) -> PurePosixPath:
