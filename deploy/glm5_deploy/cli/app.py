@@ -43,7 +43,7 @@ def _options(
 # In the order in which help lists them.
 _COMMANDS = (
     "up", "smoke", "logs", "status", "preflight", "releases", "lifecycle", "render", "admin",
-    "inventory", "locks", "init", "demo",
+    "inventory", "model", "locks", "init", "demo",
 )  # fmt: skip
 
 

@@ -21,9 +21,7 @@ PythonOption = Annotated[
 ]
 PlatformOption = Annotated[
     str | None,
-    typer.Option(
-        "--platform", help="Such as x86_64-manylinux_2_31; default: what the lock says."
-    ),
+    typer.Option("--platform", help="Such as x86_64-manylinux_2_31; default: what the lock says."),
 ]
 
 
@@ -156,9 +154,7 @@ def _recipe(
     )
 
 
-def _for(
-    text: str, origin: str, python: str | None, platform: str | None
-) -> tuple[str, str]:
+def _for(text: str, origin: str, python: str | None, platform: str | None) -> tuple[str, str]:
     from glm5_deploy.locks.text import read_recipe
 
     if python and platform:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from glm5_deploy.config.models import Target
     from glm5_deploy.errors import UsageError
     from glm5_deploy.hosts.host import Host
+    from glm5_deploy.run.cancel import Cancel
+    from glm5_deploy.run.peer import Peer
 
 
 def complete_hosts(context: typer.Context, incomplete: str) -> list[str]:
@@ -138,6 +141,27 @@ def connect(target: Target, inventory: Path | None = None) -> Host:
     from glm5_deploy.hosts.connect import open_host
 
     return open_host(target, base_folder(inventory))
+
+
+@contextmanager
+def peer_of(name: str, inventory: Path | None, cancel: Cancel) -> Iterator[Peer]:
+    """A host of the inventory that another one copies from, by its settings alone.
+
+    Raises:
+        UsageError: there is no inventory, or no such host in it.
+    """
+    from glm5_deploy.config.load import find_inventory, load_inventory, settings_of_host
+    from glm5_deploy.errors import UsageError
+    from glm5_deploy.hosts.connect import open_settings
+    from glm5_deploy.run.peer import Peer
+
+    path = find_inventory(inventory)
+    if path is None:
+        raise UsageError(f"{name} is in no inventory", "model.source_host needs one: see -i")
+    settings = settings_of_host(load_inventory(path), name)
+    with closing(open_settings(name, settings, path.parent.resolve())) as host:
+        cancel.on_stop(host.abandon)
+        yield Peer(host, host.route.address, host.route.port, settings.root)
 
 
 def inventory_key(inventory: Path | None) -> str:

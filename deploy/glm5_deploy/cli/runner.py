@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from glm5_deploy.report.events import Events
     from glm5_deploy.report.outcome import HostOutcome, Report
     from glm5_deploy.run.cancel import Cancel
+    from glm5_deploy.run.peer import Peer
     from glm5_deploy.stages.desired import Desired
     from glm5_deploy.stages.manifest import Manifest
 
@@ -27,6 +28,7 @@ class Job:
 
     Args:
         base: the folder that relative references of the inventory start from.
+        inventory: as it was named, if it was.
     """
 
     target: Target
@@ -34,6 +36,7 @@ class Job:
     events: Events
     cancel: Cancel
     base: Path
+    inventory: Path | None = None
 
     def desired(self) -> Desired:
         """What this host should be, with secrets resolved now."""
@@ -53,6 +56,18 @@ class Job:
         from glm5_deploy.config.references import resolve_secret
 
         return resolve_secret(reference, self.base)
+
+    @contextmanager
+    def peer(self, name: str) -> Iterator[Peer]:
+        """Another host of the inventory, to copy from.
+
+        Raises:
+            UsageError: there is no inventory, or no such host in it.
+        """
+        from glm5_deploy.cli.options import peer_of
+
+        with peer_of(name, self.inventory, self.cancel) as peer:
+            yield peer
 
     def api_key(self) -> Secret | None:
         """The key that the server wants, where the profile sets one."""
@@ -74,7 +89,8 @@ def manifest(target: Target) -> Manifest | None:
     from glm5_deploy.stages.manifest import wanted_manifest
 
     model = target.profile.model
-    return wanted_manifest(model.source, model.manifest, cache_folder() / "digests.json")
+    cache = cache_folder() / "digests.json"
+    return wanted_manifest(model.source, model.manifest, cache, model.manifest_sha256)
 
 
 Work = Callable[[Job], "HostOutcome"]
@@ -109,7 +125,7 @@ class Fleet:
             def one(target: Target) -> HostOutcome:
                 with closing(connect(target, self.inventory)) as host:
                     cancel.on_stop(host.abandon)
-                    outcome = work(Job(target, host, screen, cancel, base))
+                    outcome = work(Job(target, host, screen, cancel, base, self.inventory))
                     return replace(outcome, data={**outcome.data, "round_trips": host.round_trips})
 
             outcomes = fan_out(

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from pathlib import Path
 
-from glm5_deploy.config.models import Target
+from glm5_deploy.config.models import HostSettings, Target
 from glm5_deploy.hosts.command import Secret
 from glm5_deploy.hosts.host import Host
 from glm5_deploy.hosts.ssh import SshHost
@@ -18,9 +18,13 @@ def open_host(target: Target, base: Path) -> Host:
     Args:
         base: the inventory's folder, which relative references start from.
     """
-    settings = target.settings
+    return open_settings(target.name, target.settings, base)
+
+
+def open_settings(name: str, settings: HostSettings, base: Path) -> SshHost:
+    """Like `open_host`, of a host that serves nothing."""
     return SshHost(
-        target.name,
+        name,
         settings.connection,
         settings.become,
         sudo_password=_late(settings.become.password, base),

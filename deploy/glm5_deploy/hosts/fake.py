@@ -146,6 +146,18 @@ class FakeHost:
             raise CommandFailedError(f"{self.name}: cannot read {path}: No such file or directory")
         return self.files[path]
 
+    def size(self, path: PurePosixPath) -> int | None:
+        """See `Host.size`."""
+        self.calls.append(Call("get", path=path))
+        return len(self.files[path]) if path in self.files else None
+
+    def read_at(self, path: PurePosixPath, offset: int, length: int) -> bytes:
+        """See `Host.read_at`."""
+        self.calls.append(Call("get", path=path))
+        if path not in self.files:
+            raise CommandFailedError(f"{self.name}: cannot read {path}: No such file")
+        return self.files[path][offset : offset + length]
+
     def rsync(
         self,
         source: Path,

@@ -128,6 +128,20 @@ class Host(Protocol):
             CommandFailedError: it is not there or not readable.
         """
 
+    def size(self, path: PurePosixPath) -> int | None:
+        """Bytes of a file, over SFTP as the login user; None where there is none.
+
+        Raises:
+            CommandFailedError: it cannot be looked at, or the host has no SFTP.
+        """
+
+    def read_at(self, path: PurePosixPath, offset: int, length: int) -> bytes:
+        """A part of a file, over SFTP as the login user; fewer bytes only at its end.
+
+        Raises:
+            CommandFailedError: it cannot be read, or the host has no SFTP.
+        """
+
     def rsync(
         self,
         source: Path,

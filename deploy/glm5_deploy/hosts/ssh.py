@@ -99,6 +99,7 @@ class SshHost:
         self._passphrase = passphrase
         self._route: Route | None = None
         self._session: Session | None = None
+        self._sftp: tuple[Session, paramiko.SFTPClient] | None = None
         self._round_trips = 0
         self._closing = threading.Event()
         self._closers: list[Callable[[], None]] = []
@@ -180,6 +181,29 @@ class SshHost:
         if returncode != 0:
             raise CommandFailedError(f"{self._name}: cannot read {path}: {_tail(_text(stderr))}")
         return stdout
+
+    def size(self, path: PurePosixPath) -> int | None:
+        """See `Host.size`."""
+        from glm5_deploy.hosts.sftp import size
+
+        return size(self._name, self._sftp_channel(), path)
+
+    def read_at(self, path: PurePosixPath, offset: int, length: int) -> bytes:
+        """See `Host.read_at`."""
+        from glm5_deploy.hosts.sftp import read_at
+
+        return read_at(self._name, self._sftp_channel(), path, offset, length)
+
+    def _sftp_channel(self) -> paramiko.SFTPClient:
+        """One for all reads, as long as the connection lasts."""
+        from glm5_deploy.hosts.sftp import start
+
+        self._round_trips += 1
+        if self._sftp is None or self._sftp[0] is not self._session or not self._sftp[0].alive:
+            channel = self._channel("session", None)
+            assert self._session is not None  # _channel opened it
+            self._sftp = (self._session, start(self._name, channel))
+        return self._sftp[1]
 
     def rsync(
         self,

@@ -99,8 +99,8 @@ def differences(before: Mapping[str, Pin], after: Mapping[str, Pin]) -> tuple[Di
     for name in sorted({*before, *after}):
         old, new = before.get(name), after.get(name)
         if old is None or new is None or old.version != new.version:
-            versions = (each.version if each else None for each in (old, new))
-            found.append(Difference(name, *versions))
+            versions = [each.version if each else None for each in (old, new)]
+            found.append(Difference(name, versions[0], versions[1]))
         elif old.hashes != new.hashes:
             found.append(Difference(name, old.version, new.version, rehashed=True))
     return tuple(found)
@@ -148,8 +148,6 @@ FOOTER = "# Complete: installed with --no-deps. `glm5-deploy lock` makes it agai
 def compose(title: Iterable[str], recipe: Recipe, resolved: str) -> str:
     """A lock's text from what uv printed; options that would name an index are left out."""
     body = [
-        line
-        for line in resolved.splitlines()
-        if line.strip() and not line.startswith(("#", "--"))
+        line for line in resolved.splitlines() if line.strip() and not line.startswith(("#", "--"))
     ]
     return "\n".join([*title, *recipe.lines(), FOOTER, *body, ""])

@@ -1,12 +1,13 @@
 """Checks a folder against a SHA-256 manifest on all cores, and stamps what was found right.
 
-    verify.py FOLDER MANIFEST STAMP [--create]
+    verify.py FOLDER MANIFEST STAMP [--create] [--signed SHA256]
 
 The manifest is that of sha256sum. The stamp records size, times and inode of every file that was
 right, so that a later, cheap look can tell whether anything was touched since (``touch`` cannot
 undo a change of the inode's own time). ``--create`` writes the manifest first, from what lies
-there. Progress goes to standard output, a line at most every half second; exit status 1 names what
-is wrong. Runs on Python 3.8 and later.
+there. ``--signed`` is what the manifest itself must hash to: another one is refused and not
+written. Progress goes to standard output, a line at most every half second; exit status 1 names
+what is wrong. Runs on Python 3.8 and later.
 """
 
 from __future__ import annotations
@@ -116,14 +117,20 @@ def main(words: list[str]) -> None:
     moved = [name for name in names if fingerprint(folder / name) != before[name]]
     if moved:
         sys.exit("changed while they were read: " + ", ".join(sorted(moved)))
+    made = "".join(f"{found[name]}  {name}\n" for name in sorted(found))
+    text = made if "--create" in words[3:] else manifest.read_text(encoding="utf-8")
+    key = hashlib.sha256(text.encode()).hexdigest()
+    signed = words[words.index("--signed") + 1] if "--signed" in words[3:] else key
+    if key != signed:
+        stamp.unlink(missing_ok=True)
+        sys.exit(f"the manifest hashes to {key}, but model.manifest_sha256 is {signed}")
     if "--create" in words[3:]:
-        replace(manifest, "".join(f"{found[name]}  {name}\n" for name in sorted(found)))
+        replace(manifest, made)
     wanted = read_manifest(manifest)
     wrong = [name for name in names if found[name] != wanted[name]]
     if wrong:
         stamp.unlink(missing_ok=True)
         sys.exit("contents differ from the manifest: " + ", ".join(sorted(wrong)))
-    key = hashlib.sha256(manifest.read_bytes()).hexdigest()
     replace(stamp, json.dumps({"manifest": key, "folder": str(folder), "files": before}))
     print(f"PROGRESS 1.0 {len(names)} files right", flush=True)
 

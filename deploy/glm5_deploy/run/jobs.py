@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from glm5_deploy.errors import CommandFailedError, CommandTimeoutError, UnreachableError
-from glm5_deploy.hosts.command import script
+from glm5_deploy.hosts.command import command, script
 from glm5_deploy.hosts.host import Host, Progress
 from glm5_deploy.run.cancel import Cancel
 from glm5_deploy.stages.change import Transient
@@ -20,7 +20,7 @@ _MARK = "PROGRESS "
 # A transient unit starts with an empty environment: a machine's proxies and certificates are named
 # in /etc/environment, which logins get too.
 _START = """
-unit=$1.service limit=$2; shift 2
+unit=$1.service limit=$2 user=$3 secrets=$4; shift 4
 case $(systemctl show -p ActiveState -p SubState --value -- "$unit" | tr '\\n' '/') in
   active/running/|activating/*) echo joined; exit 0 ;;
   inactive/dead/) ;;
@@ -28,6 +28,7 @@ case $(systemctl show -p ActiveState -p SubState --value -- "$unit" | tr '\\n' '
 esac
 systemd-run --quiet --unit="$unit" --service-type=exec --remain-after-exit \\
   -p "RuntimeMaxSec=$limit" -p KillMode=control-group -p EnvironmentFile=-/etc/environment \\
+  ${user:+-p "User=$user"} ${secrets:+-p "EnvironmentFile=$secrets"} \\
   -- "$@" && echo started
 """
 
@@ -97,6 +98,15 @@ def parse_progress(line: str) -> tuple[str, float | None] | None:
         return None
 
 
+def job_runs(host: Host, unit: str) -> bool:
+    """Whether an earlier run's job of this name is at work."""
+    look = command("systemctl", "is-active", "--quiet", "--", f"{unit}.service")
+    if not host.run(look, check=False).ok:
+        return False
+    state = command("systemctl", "show", "-p", "SubState", "--value", "--", f"{unit}.service")
+    return host.run(state).stdout.strip() == "running"
+
+
 def run_job(
     host: Host, job: Transient, *, cancel: Cancel, progress: Progress, note: Callable[[str], None]
 ) -> tuple[str, ...]:
@@ -111,7 +121,9 @@ def run_job(
     """
     # systemd expands $NAME in what systemd-run is given.
     words = tuple(word.replace("$", "$$") for word in job.command.words())
-    started = host.run(script(_START, job.unit, job.limit, *words), sudo=True)
+    user = "" if job.user in {None, "root"} else job.user
+    start = script(_START, job.unit, job.limit, user or "", job.secrets or "", *words)
+    started = host.run(start, sudo=True)
     if started.stdout.strip() == "joined":
         note(f"joined {job.unit}, which an earlier run started")
     return _follow(host, job, cancel, progress, note)

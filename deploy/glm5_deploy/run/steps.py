@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
+from glm5_deploy.errors import UsageError
 from glm5_deploy.hosts.command import Command, Secret
 from glm5_deploy.hosts.host import Host
 from glm5_deploy.kernel_doctor import run_doctor
@@ -11,17 +15,28 @@ from glm5_deploy.report.events import Events
 from glm5_deploy.report.outcome import DoctorChecksError
 from glm5_deploy.run.cancel import Cancel
 from glm5_deploy.run.jobs import run_job
-from glm5_deploy.stages.change import Change, Examine, Put, Rsync, Run, Step, Transient
+from glm5_deploy.stages.change import Change, Copy, Examine, Put, Rsync, Run, Step, Transient
+
+if TYPE_CHECKING:
+    from glm5_deploy.run.peer import Peer
+
+Peers = Callable[[str], "AbstractContextManager[Peer]"]
+"""Another host of the inventory by its name, open until the end of the block."""
 
 
 @dataclass(frozen=True)
 class Executor:
-    """Applies changes to one host and says how far it is."""
+    """Applies changes to one host and says how far it is.
+
+    Args:
+        peers: gives another host of the inventory, to copy from.
+    """
 
     host: Host
     events: Events
     cancel: Cancel
     applied: list[Change] = field(default_factory=list)
+    peers: Peers | None = None
 
     def apply(self, change: Change) -> None:
         """Carry a change's steps out in order.
@@ -48,12 +63,27 @@ class Executor:
                     source, target, include=include, checksum=checksum, delete=delete,
                     progress=self._progress, check=self.cancel.check,
                 )  # fmt: skip
+            case Copy():
+                self._copy(step)
             case Examine(command, limit):
                 self._examine(command, limit)
             case Transient():
                 run_job(
                     self.host, step, cancel=self.cancel, progress=self._progress, note=self._note
                 )
+
+    def _copy(self, step: Copy) -> None:
+        from glm5_deploy.run.peer import copy_from_peer
+
+        if self.peers is None:
+            raise UsageError(
+                f"{step.peer} is in no inventory", "model.source_host needs one: name it with -i"
+            )
+        with self.peers(step.peer) as peer:
+            manifest = copy_from_peer(
+                self.host, peer, step, cancel=self.cancel, progress=self._progress, note=self._note
+            )
+        self.host.put(manifest.text().encode(), step.manifest_path)
 
     def _examine(self, command: Command, limit: int) -> None:
         self._progress("the doctor tries vLLM, the kernels and the GPUs", None)

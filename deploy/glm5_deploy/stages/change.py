@@ -10,6 +10,7 @@ from typing import Literal
 
 from glm5_deploy.hosts.command import Command, Secret
 from glm5_deploy.report.outcome import ChangeReport
+from glm5_deploy.stages.manifest import Manifest
 
 Action = Literal[
     "install", "create", "sync", "verify", "write", "enable", "switch", "confirm", "start"
@@ -43,11 +44,51 @@ class Transient:
     Args:
         unit: its name, derived from what it does, so that the same work has the same name.
         limit: seconds until systemd ends it.
+        user: it runs as this user; None: as root.
+        secrets: a file on the host with variables for it, which only root can read.
     """
 
     unit: str
     command: Command
     limit: int
+    user: str | None = None
+    secrets: PurePosixPath | None = None
+
+
+@dataclass(frozen=True)
+class Copy:
+    """Copy a model's files from another host of the inventory (see `run.peer`); what they have to
+    match is written to `manifest_path`.
+
+    Args:
+        peer: that host's name.
+        name: the model's.
+        source: the folder there; None: the peer's ROOT/models/NAME.
+        address: how this host reaches the peer, or None.
+        target: the folder here.
+        unit: of the transfer.
+        limit: seconds that it may take.
+        manifest: the profile's, or None: the peer's own.
+        signed: the hash that the manifest must have, or None.
+        checksum: compare contents.
+        python, deliver: our program on the host and what it runs on.
+        scratch: a folder that the login user may write in.
+    """
+
+    peer: str
+    name: str
+    source: PurePosixPath | None
+    address: str | None
+    target: PurePosixPath
+    unit: str
+    limit: int
+    manifest: Manifest | None
+    signed: str | None
+    checksum: bool
+    python: PurePosixPath
+    deliver: PurePosixPath
+    scratch: PurePosixPath
+    manifest_path: PurePosixPath
 
 
 @dataclass(frozen=True)
@@ -73,7 +114,7 @@ class Examine:
     limit: int
 
 
-Step = Run | Put | Transient | Rsync | Examine
+Step = Run | Put | Transient | Rsync | Copy | Examine
 
 
 @dataclass(frozen=True)

@@ -131,12 +131,28 @@ def _store(cache: Path, known: dict[str, Any]) -> None:
         temporary.replace(cache)
 
 
-def wanted_manifest(folder: Path | None, manifest: Path | None, cache: Path) -> Manifest | None:
+def wanted_manifest(
+    folder: Path | None, manifest: Path | None, cache: Path, signed: str | None = None
+) -> Manifest | None:
     """The manifest that a profile asks for: its file, else made from its source, else None.
 
+    Args:
+        signed: the hash that it must have (`Manifest.key`), or None.
+
     Raises:
-        UsageError: the source lacks a file that the manifest names, or has another size of it.
+        UsageError: its file cannot be read, or it is not the signed one.
     """
+    found = _wanted(folder, manifest, cache)
+    if found is not None and signed is not None and found.key() != signed:
+        raise UsageError(
+            f"the manifest of {manifest or folder} is {found.key()}, and the profile's"
+            f" model.manifest_sha256 is {signed}",
+            "take the files that were meant, or sign these by their hash",
+        )
+    return found
+
+
+def _wanted(folder: Path | None, manifest: Path | None, cache: Path) -> Manifest | None:
     if manifest is not None:
         try:
             return parse_manifest(manifest.read_text(), str(manifest))

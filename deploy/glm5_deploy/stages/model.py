@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
+import hashlib
+from pathlib import PurePosixPath
 from typing import Any
 
-from glm5_deploy.hosts.command import Command, command
-from glm5_deploy.stages.change import Change, Put, Rsync, Step, Transient
+from glm5_deploy.hosts.command import Command, Secret, command
+from glm5_deploy.stages.arguments import filled
+from glm5_deploy.stages.change import Change, Copy, Put, Rsync, Run, Step, Transient
 from glm5_deploy.stages.desired import Desired
 from glm5_deploy.stages.manifest import Manifest
 from glm5_deploy.stages.observed import FileState, Observed
 from glm5_deploy.stages.system import python_path
+from glm5_deploy.stages.systemd import environment_file
 
 STAGE = "model"
 
 
 def host_manifest(desired: Desired, observed: Observed) -> Manifest | None:
-    """The manifest that counts: the profile's, else the one that was made on the host."""
+    """The manifest that counts: the profile's, else the one that was made on the host.
+
+    One that is not what the profile signs counts for nothing.
+    """
     if desired.manifest is not None:
         return desired.manifest
-    text = observed.deployment.model_manifest
+    text, signed = observed.deployment.model_manifest, desired.target.profile.model.manifest_sha256
     if text is None:
         return None
     from glm5_deploy.stages.manifest import parse_manifest
 
-    return parse_manifest(text, f"{desired.target.name}:{desired.paths.manifest}")
+    found = parse_manifest(text, f"{desired.target.name}:{desired.paths.manifest}")
+    return found if signed in {None, found.key()} else None
 
 
 def incomplete(manifest: Manifest, files: dict[str, FileState]) -> tuple[str, ...]:
@@ -50,29 +58,50 @@ def _mark(state: FileState) -> list[int]:
 
 
 def plan(desired: Desired, observed: Observed) -> list[Change]:
-    """Sync what is missing, verify what was not verified as it lies there now."""
+    """Bring what is missing, verify what was not verified as it lies there now."""
     files = observed.deployment.model_files or {}
     manifest = host_manifest(desired, observed)
     if manifest is None:
-        return [_adopt(desired, observed)]
+        return [bring(desired, observed, checksum=False) or verification(desired, observed)]
     lacking = incomplete(manifest, files)
-    source = desired.target.profile.model.source
-    if source is None:
-        return [] if lacking else _verification(desired, observed, manifest, files)
     if lacking:
-        return [_sync(desired, observed, manifest, f"{len(lacking)} files", checksum=False)]
+        brought = bring(desired, observed, checksum=False, detail=f"{len(lacking)} files")
+        return [] if brought is None else [brought]
     if stamp_holds(observed.deployment.model_stamp, manifest, files):
         return []
-    return [_sync(desired, observed, manifest, "compared by content", checksum=True)]
+    if desired.target.profile.model.fetch is not None:
+        return [verification(desired, observed)]
+    brought = bring(desired, observed, checksum=True, detail="compared by content")
+    return [brought or verification(desired, observed)]
 
 
-def _verification(
-    desired: Desired, observed: Observed, manifest: Manifest, files: dict[str, FileState]
-) -> list[Change]:
-    if stamp_holds(observed.deployment.model_stamp, manifest, files):
-        return []
+def bring(
+    desired: Desired, observed: Observed, *, checksum: bool, detail: str = ""
+) -> Change | None:
+    """Have the files come and verify them; None where the profile says nothing of where from.
+
+    Args:
+        checksum: compare contents where files seem to be there already.
+        detail: why.
+    """
+    spec, manifest = desired.target.profile.model, host_manifest(desired, observed)
+    if spec.source is not None and manifest is not None:
+        return _sync(desired, observed, manifest, detail, checksum=checksum)
+    if spec.source_host is not None:
+        return _copy(desired, observed, detail or f"from {spec.source_host}", checksum=checksum)
+    if spec.fetch is not None:
+        return _fetch(desired, observed, spec.fetch, manifest)
+    return None
+
+
+def verification(desired: Desired, observed: Observed) -> Change:
+    """Read every file, against the manifest that counts; where there is none, one is made."""
+    files = observed.deployment.model_files or {}
+    manifest = host_manifest(desired, observed)
+    if manifest is None:
+        return _adopt(desired, observed)
     steps = (*_manifest(desired, observed, manifest), _verify(desired, observed))
-    return [Change(STAGE, "verify", str(desired.paths.model), _size(files), steps)]
+    return Change(STAGE, "verify", str(desired.paths.model), _size(files), steps)
 
 
 def _sync(
@@ -89,10 +118,74 @@ def _sync(
     return Change(STAGE, "sync", str(desired.paths.model), detail, steps)
 
 
+def _copy(desired: Desired, observed: Observed, detail: str, *, checksum: bool) -> Change:
+    """From another host, straight to this one."""
+    spec, paths = desired.target.profile.model, desired.paths
+    assert spec.source_host is not None  # asked before
+    step = Copy(
+        peer=spec.source_host,
+        name=spec.name,
+        source=spec.source_path,
+        address=spec.source_address,
+        target=paths.model,
+        unit=f"glm5-job-copy-{spec.name}",
+        limit=desired.target.profile.limits.sync,
+        manifest=desired.manifest,
+        signed=spec.manifest_sha256,
+        checksum=checksum,
+        python=python_path(desired, observed),
+        deliver=paths.library / "deliver.py",
+        scratch=paths.uploads,
+        manifest_path=paths.manifest,
+    )
+    return Change(STAGE, "sync", str(paths.model), detail, (step, _verify(desired, observed)))
+
+
+def _fetch(
+    desired: Desired, observed: Observed, words: list[str], manifest: Manifest | None
+) -> Change:
+    """By the profile's command, as the login user; a manifest is made of what came first."""
+    paths, spec, limits = desired.paths, desired.target.profile.model, desired.target.profile.limits
+    places = {"{folder}": str(paths.model)}
+    if desired.venv is not None:
+        places["{venv}"] = str(paths.venv(desired.venv.identifier))
+    argv = [filled(word, places) for word in words]
+    mark = hashlib.sha256("\0".join(argv).encode()).hexdigest()[:8]
+    secrets = paths.state / f"fetch-{spec.name}.env" if desired.fetch_secrets else None
+    run = command(
+        python_path(desired, observed), paths.library / "deliver.py", paths.model,
+        sum(manifest.sizes.values()) if manifest else 0, "", "--", *argv,
+        env=spec.fetch_environment,
+    )  # fmt: skip
+    job = Transient(
+        f"glm5-job-fetch-{spec.name}-{mark}", run, limits.sync,
+        user=observed.system.machine.user, secrets=secrets,
+    )  # fmt: skip
+    known = () if manifest is None else _manifest(desired, observed, manifest)
+    steps: tuple[Step, ...] = (
+        *_secret_file(desired, secrets),
+        job,
+        *(() if secrets is None else (Run(command("rm", "-f", "--", secrets)),)),
+        *known,
+        _verify(desired, observed, *([] if manifest else ["--create"])),
+    )
+    return Change(STAGE, "sync", str(paths.model), f"by {PurePosixPath(argv[0]).name}", steps)
+
+
+def _secret_file(desired: Desired, path: PurePosixPath | None) -> tuple[Step, ...]:
+    if path is None:
+        return ()
+    values = {name: secret.value for name, secret in desired.fetch_secrets.items()}
+    return (Put(path, Secret(environment_file(values)), mode=0o600),)
+
+
 def _adopt(desired: Desired, observed: Observed) -> Change:
     """Files that came without a manifest: make one, so that later damage is seen."""
     files = observed.deployment.model_files or {}
     steps = (_verify(desired, observed, "--create"),)
+    if observed.deployment.model_manifest is not None:
+        detail = "the manifest there is not the signed one"
+        return Change(STAGE, "create", str(desired.paths.manifest), detail, steps)
     detail = f"no manifest yet; {_size(files)}"
     return Change(STAGE, "create", str(desired.paths.manifest), detail, steps)
 
@@ -112,10 +205,11 @@ def _verify(desired: Desired, observed: Observed, *flags: str) -> Transient:
 
 def verify_command(desired: Desired, observed: Observed, *flags: str) -> Command:
     """Read and hash every file of the manifest on the host."""
-    paths = desired.paths
+    paths, signed = desired.paths, desired.target.profile.model.manifest_sha256
     return command(
         python_path(desired, observed), paths.library / "verify.py",
         paths.model, paths.manifest, paths.stamp, *flags,
+        *([] if signed is None else ["--signed", signed]),
     )  # fmt: skip
 
 
