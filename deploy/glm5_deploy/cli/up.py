@@ -96,14 +96,26 @@ def plan(
     host: HostOption = None,
     group: GroupOption = None,
     profile: ProfileOption = None,
+    memory: Annotated[
+        bool, typer.Option("--memory", help="Show instead how a GGUF model fills the GPUs.")
+    ] = False,
     forks: ForksOption = 10,
     json: JsonOption = False,
     verbose: VerboseOption = 0,
 ) -> None:
     """Show what `up` would change, with the files' diffs; change nothing.
 
+    --memory reads the model's header where the files are now, and needs nothing installed; exit
+    code 1 means that the model does not fit.
+
     Example: glm5-deploy plan --group blackwell
     """
+    if memory:
+        from glm5_deploy.cli.memory import show_memory
+
+        targets = selection(inventory, host, group, profile)
+        show_memory(Fleet("plan", targets, inventory, json, verbose, forks))
+        return
     up(
         inventory, host, group, profile,
         check=True, diff=True, forks=forks, json=json, verbose=verbose,
@@ -123,7 +135,9 @@ def _run(fleet: Fleet, options: Options) -> tuple[Report, dict[str, HostRun], fl
 
     def work(job: Job) -> HostOutcome:
         desired = job.desired()
-        run = HostRun(job.host, desired, job.api_key(), job.events, job.cancel, options)
+        run = HostRun(
+            job.host, desired, job.api_key(), job.events, job.cancel, options, job.peer
+        )  # fmt: skip
         runs[job.target.name] = run
         return run.up()
 

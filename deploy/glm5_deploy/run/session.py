@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from glm5_deploy.errors import Glm5Error, PreflightError, UnreachableError
 from glm5_deploy.hosts.command import Secret
@@ -25,6 +26,9 @@ from glm5_deploy.stages.desired import Desired
 from glm5_deploy.stages.observed import Observed, observe
 from glm5_deploy.stages.plan import interrupts_service, plan
 from glm5_deploy.stages.preflight import preflight
+
+if TYPE_CHECKING:
+    from glm5_deploy.run.steps import Peers
 
 
 @dataclass(frozen=True)
@@ -52,10 +56,12 @@ class HostRun:
     events: Events
     cancel: Cancel
     options: Options
+    peers: Peers | None = None
     changes: list[Change] = field(default_factory=list)
     applied: list[Change] = field(default_factory=list)
     checks: tuple[Check, ...] = ()
     warnings: tuple[Check, ...] = ()
+    memory: tuple[Check, ...] | None = None
     current: str | None = None
 
     def up(self) -> HostOutcome:
@@ -85,7 +91,7 @@ class HostRun:
         observed = observe(self.host, self.desired.target)
         pending = observed.deployment.pending
         self.current = pending.get("previous") if pending else observed.deployment.current
-        rows = preflight(self.desired, observed)
+        rows = (*preflight(self.desired, observed), *self._memory(observed))
         problems = [row for row in rows if row.status == "failed"]
         if problems:
             for row in problems:
@@ -96,6 +102,16 @@ class HostRun:
             raise PreflightError(f"{self.host.name}: nothing was changed\n{text}", hints)
         self.warnings = tuple(row for row in rows if row.status == "warning")
         return observed
+
+    def _memory(self, observed: Observed) -> tuple[Check, ...]:
+        """Whether the model fits on the GPUs: asked once, and not for the release that serves."""
+        if observed.deployment.current == self.desired.release.identifier:
+            return ()
+        if self.memory is None:
+            from glm5_deploy.memory.check import rows
+
+            self.memory = rows(self.host, self.desired, observed, self.peers)
+        return self.memory
 
     def _tell_reverted(self, observed: Observed) -> None:
         reverted = observed.deployment.reverted
@@ -141,7 +157,7 @@ class HostRun:
         from glm5_deploy.run.steps import Executor
         from glm5_deploy.run.transaction import Transaction
 
-        executor = Executor(self.host, self.events, self.cancel, self.applied)
+        executor = Executor(self.host, self.events, self.cancel, self.applied, self.peers)
         service = [change for change in self.changes if change.stage == "service"]
         stage = ""
         for change in self.changes:

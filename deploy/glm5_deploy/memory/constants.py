@@ -1,0 +1,57 @@
+"""What vLLM takes of a GPU beside weights and KV cache: figures, each with its source.
+
+Formulas of vLLM are those of 0.26.0. What is marked *estimate* cannot be read anywhere, and is
+checked against a running server (tests/gpu).
+"""
+
+from __future__ import annotations
+
+GIB = 1 << 30
+MIB = 1 << 20
+
+CUDA_SHARE = 0.993
+"""Of what nvidia-smi calls a GPU's memory, what CUDA has: 139.8 of 140.4 GiB on an H200, 94.97 of
+95.6 GiB on an RTX PRO 6000 (as torch's own messages say); the rest is the driver's."""
+
+UTILIZATION = 0.92
+"""`CacheConfig.gpu_memory_utilization` by default (vllm/config/cache.py)."""
+
+BLOCK = 64
+"""Tokens of a page: the indexer's cache allows only 64 on CUDA."""
+
+LARGE_GPU = 70 * GIB
+BATCHED_TOKENS = {True: 8192, False: 2048}
+SEQUENCES = {True: 1024, False: 256}
+"""`--max-num-batched-tokens` and `--max-num-seqs` of a server, on a GPU of 70 GiB or more and on
+smaller ones (vllm/engine/arg_utils.py, `get_batch_defaults`)."""
+
+INDEXER_ROWS = 40
+"""Rows of the indexer's buffer for prefills, for each token of context
+(v1/attention/backends/mla/indexer.py, `get_max_prefill_buffer_size`)."""
+
+INDEXER_LOGITS = 512 * MIB
+"""`VLLM_SPARSE_INDEXER_MAX_LOGITS_MB` by default (vllm/envs.py)."""
+
+CHUNK_ROWS = 64 << 10
+"""Most rows of context that a prefill expands at once (`determine_chunked_prefill_workspace_size`
+in model_executor/layers/attention/sparse_mla_attention.py)."""
+
+HIDDEN_COPIES = 6
+"""*Estimate*: tensors of the size of a batch's hidden states that live at once: the residual, the
+norm's input and output, queries before and after absorption."""
+
+SAMPLER_COPIES = 3
+"""*Estimate*: float32 tensors of [sequences, vocabulary] in the sampler: logits, their copy,
+probabilities."""
+
+DRIVER = 350 * MIB
+"""*Estimate*: what CUDA's libraries take after vLLM's first look at the GPU, on one GPU."""
+
+COLLECTIVES = 900 * MIB
+"""*Estimate*: buffers of NCCL and of the custom all-reduce, with several GPUs."""
+
+GRAPHS = 900 * MIB
+"""*Estimate*: CUDA graphs of all sizes; none with `--enforce-eager`."""
+
+MOST_UTILIZATION = 0.95
+"""Higher is never advised: fragments and what is allocated after the profiling need room."""

@@ -1,0 +1,265 @@
+"""The memory of one GPU, planned: weights, workspace, graphs, and the KV cache that is left.
+
+vLLM takes a share of the GPU, runs the largest batch once to see what it needs, and gives the rest
+to the KV cache (v1/worker/gpu_worker.py, `determine_available_memory`). This adds up the same,
+without a GPU.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from glm5_deploy.memory import constants as known
+from glm5_deploy.memory.settings import Settings
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """What a model's header says, as far as memory goes.
+
+    Args:
+        tp: GPUs that share the weights.
+        weights: bytes on each of them.
+        kv: bytes of KV cache for a token on each GPU, by cache dtype: ``bf16``, ``fp8``.
+        possible: numbers of GPUs that the weights can be cut among, with the bytes on each.
+        indexer_row: bytes of an indexer's key with its scale; 0 without an indexer.
+        topk: tokens that the indexer selects; 0 without one.
+    """
+
+    tp: int
+    weights: int
+    kv: dict[str, int]
+    possible: dict[int, int]
+    hidden: int
+    heads: int
+    head_values: int
+    vocab: int
+    intermediate: int
+    moe_intermediate: int
+    experts_used: int
+    context: int
+    indexer_row: int
+    topk: int
+
+    def on(self, tp: int) -> ModelShape:
+        """The same, cut among another number of GPUs."""
+        return replace(self, tp=tp, weights=self.possible[tp])
+
+
+@dataclass(frozen=True)
+class GpuMemory:
+    """One GPU.
+
+    Args:
+        total: bytes that nvidia-smi tells.
+        used: bytes that others hold.
+    """
+
+    index: int
+    total: int
+    used: int = 0
+
+    @property
+    def usable(self) -> int:
+        """Bytes that CUDA has."""
+        return int(self.total * known.CUDA_SHARE)
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """One GPU's memory in bytes, and what fits into what is left.
+
+    Args:
+        limit: what vLLM may take of it.
+        weights: with the indexer's buffer of selections.
+        workspace: the largest batch's, at its peak.
+        kv: for the KV cache; negative where the rest does not fit.
+        kv_tokens: tokens of context that it holds.
+        longest: tokens of the longest context that fits; 0 for none.
+        sequences: requests of the full context at once.
+        problems: why it does not fit, each with what would make it fit.
+    """
+
+    settings: Settings
+    model: ModelShape
+    gpu: GpuMemory
+    limit: int
+    weights: int
+    workspace: int
+    graphs: int
+    other: int
+    kv: int
+    kv_tokens: int
+    longest: int
+    sequences: float
+    problems: tuple[tuple[str, str], ...]
+
+    @property
+    def fits(self) -> bool:
+        return not self.problems
+
+
+def workspace(model: ModelShape, settings: Settings) -> int:
+    """Bytes at the peak of the largest batch, from its largest step.
+
+    The pool that all layers share is counted with each step that runs while it is held.
+    """
+    tokens, tp = settings.batched_tokens, model.tp
+    pool = known.INDEXER_ROWS * settings.context * model.indexer_row
+    states = known.HIDDEN_COPIES * tokens * model.hidden * 2
+    indexer = known.INDEXER_LOGITS if model.indexer_row else 0
+    prefill = _chunk_rows(model, settings) * model.heads // tp * model.head_values * 2
+    experts = tokens * model.experts_used * (model.hidden + 3 * model.moe_intermediate // tp) * 2
+    dense = tokens * 3 * model.intermediate // tp * 2
+    sampler = known.SAMPLER_COPIES * settings.sequences * model.vocab * 4
+    return pool + max(states + max(indexer, prefill, experts, dense), sampler)
+
+
+def _chunk_rows(model: ModelShape, settings: Settings) -> int:
+    """Rows of context that a prefill by dense attention expands at once."""
+    paged = settings.sequences * settings.block
+    most = [max(8 * settings.context, 4 * paged), known.CHUNK_ROWS]
+    most += [settings.sequences * model.topk] if model.topk else []
+    return max(min(most), paged)
+
+
+def plan(
+    model: ModelShape, settings: Settings, gpus: Sequence[GpuMemory], there: int | None = None
+) -> MemoryPlan:
+    """Plan for the GPU that has least: all hold the same.
+
+    Args:
+        gpus: that the server is to use.
+        there: how many the host has; default: no others.
+
+    Raises:
+        ValueError: no GPU is given.
+    """
+    gpu = min(gpus, key=lambda each: each.usable - each.used)
+    made = _without_problems(model, settings, gpu)
+    return replace(made, problems=tuple(_problems(made, gpus, there or len(gpus))))
+
+
+def _without_problems(model: ModelShape, settings: Settings, gpu: GpuMemory) -> MemoryPlan:
+    limit = math.ceil(gpu.usable * settings.utilization)
+    longest = _longest(model, settings, limit)
+    if settings.auto and 0 < longest < settings.context:
+        settings = replace(settings, context=longest)
+    parts = _parts(model, settings)
+    kv = _kv(limit, parts, settings)
+    tokens = _tokens(kv, model, settings)
+    weights, work, graphs, other = parts
+    return MemoryPlan(
+        settings, model, gpu, limit, weights, work, graphs, other, kv, tokens, longest,
+        round(tokens / settings.context, 2), (),
+    )  # fmt: skip
+
+
+def _parts(model: ModelShape, settings: Settings) -> tuple[int, int, int, int]:
+    """Weights, workspace, graphs and the rest."""
+    selections = settings.batched_tokens * model.topk * 4
+    other = known.DRIVER + (known.COLLECTIVES if model.tp > 1 else 0)
+    graphs = 0 if settings.eager else known.GRAPHS
+    return model.weights + selections, workspace(model, settings), graphs, other
+
+
+def _kv(limit: int, parts: tuple[int, ...], settings: Settings) -> int:
+    """What is left for the KV cache, or what is fixed of it."""
+    left = limit - sum(parts)
+    return min(left, settings.kv_bytes) if settings.kv_bytes else left
+
+
+def _tokens(kv: int, model: ModelShape, settings: Settings) -> int:
+    page = model.kv[settings.kv_dtype] * settings.block
+    return max(kv, 0) // page * settings.block
+
+
+def _longest(model: ModelShape, settings: Settings, limit: int) -> int:
+    """The longest context of which one request fits; a longer one needs more workspace too."""
+
+    def fits(context: int) -> bool:
+        wanted = replace(settings, context=context)
+        kv = _kv(limit, _parts(model, wanted), wanted)
+        return _tokens(kv, model, wanted) >= context
+
+    low, high = 0, max(model.context, settings.context) // settings.block
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle * settings.block) else (low, middle - 1)
+    return low * settings.block
+
+
+# --- what does not fit, and what would -----------------------------------------------------------
+
+
+def _problems(made: MemoryPlan, gpus: Sequence[GpuMemory], there: int) -> list[tuple[str, str]]:
+    busy = _busy(made, gpus)
+    if made.kv <= 0:
+        need = made.weights + made.workspace + made.graphs + made.other
+        text = (
+            f"weights, workspace and graphs take {_gib(need)} GiB of each GPU, and vLLM may take"
+            f" {_gib(made.limit)} ({made.settings.utilization:g} of {_gib(made.gpu.usable)})"
+        )
+        return [*busy, (text, _remedy(made, there))]
+    if made.kv_tokens < made.settings.context:
+        need = made.model.kv[made.settings.kv_dtype] * made.settings.context
+        text = (
+            f"a context of {made.settings.context} tokens takes {_gib(need)} GiB of KV cache on"
+            f" each GPU, and {_gib(made.kv)} GiB is left; {made.longest} tokens fit"
+        )
+        return [*busy, (text, _remedy(made, there))]
+    return busy
+
+
+def _busy(made: MemoryPlan, gpus: Sequence[GpuMemory]) -> list[tuple[str, str]]:
+    """vLLM refuses to start where less is free than it may take."""
+    found = []
+    for gpu in gpus:
+        free = gpu.usable - gpu.used
+        wanted = math.ceil(gpu.usable * made.settings.utilization)
+        if gpu.used and free < wanted:
+            share = math.floor(free / gpu.usable * 100) / 100
+            text = f"GPU {gpu.index} has {_gib(free)} GiB free, and vLLM wants {_gib(wanted)}"
+            hint = f"end what holds its memory, or set gpu-memory-utilization: {share:g}"
+            found.append((text, hint))
+    return found
+
+
+def _remedy(made: MemoryPlan, there: int) -> str:
+    """The changes that would make it fit, each tried; what is cheapest to do comes first."""
+    told = []
+    for text, other in _candidates(made, there):
+        if other.kv > 0 and other.kv_tokens >= other.settings.context:
+            told.append(text)
+    if made.longest >= made.settings.block:
+        told.append(f"max-model-len: {made.longest}")
+    if told:
+        return "any of these makes it fit: " + "; ".join(told[:4])
+    return "use more or larger GPUs, or a file of a smaller quantisation"
+
+
+def _candidates(made: MemoryPlan, count: int) -> list[tuple[str, MemoryPlan]]:
+    """One change each, planned."""
+    settings, model = made.settings, made.model
+    single: list[tuple[str, Settings, ModelShape]] = []
+    if settings.kv_dtype != "fp8" and model.topk:
+        smaller = replace(settings, kv_dtype="fp8")
+        single.append(("kv-cache-dtype: fp8_ds_mla", smaller, model))
+    if settings.utilization < known.MOST_UTILIZATION and not made.gpu.used:
+        most = replace(settings, utilization=known.MOST_UTILIZATION)
+        single.append((f"gpu-memory-utilization: {known.MOST_UTILIZATION}", most, model))
+    fewer = replace(settings, batched_tokens=2048, sequences=min(settings.sequences, 64))
+    if settings.batched_tokens > 2048:
+        text = f"max-num-batched-tokens: 2048 with max-num-seqs: {fewer.sequences}"
+        single.append((text, fewer, model))
+    more = [tp for tp in sorted(model.possible) if model.tp < tp <= count]
+    single += [
+        (f"tensor-parallel-size and gpus.count: {tp}", settings, model.on(tp)) for tp in more
+    ]
+    return [(text, _without_problems(m, s, made.gpu)) for text, s, m in single]
+
+
+def _gib(size: int) -> str:
+    return f"{size / known.GIB:.1f}"
