@@ -59,6 +59,7 @@ SECTIONS: tuple[tuple[str, type[BaseModel], str], ...] = (
     ("A profile file", models.Profile, ""),
     ("`model`", models.ModelFiles, "model."),
     ("`engine`", models.Engine, "engine."),
+    ("`engine.base`", models.Base, "engine.base."),
     ("`serve`", models.Serve, "serve."),
     ("`gpus`", models.Gpus, "gpus."),
     ("`needs`", models.Needs, "needs."),
