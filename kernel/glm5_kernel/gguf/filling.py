@@ -59,13 +59,14 @@ class Fill:
 
 @dataclass(frozen=True)
 class _Job:
-    """A piece of work: `read` takes the files and a buffer and gives what is copied to `target`."""
+    """A piece of work: `read` takes the files and a buffer and gives what is copied to `target`,
+    or None once it has put it there itself."""
 
     shard: int
     place: int
     nbytes: int
     target: torch.Tensor
-    read: Callable[[OpenFiles, Buffer], torch.Tensor]
+    read: Callable[[OpenFiles, Buffer], torch.Tensor | None]
 
 
 def fill_all(
@@ -116,7 +117,7 @@ def _run(
 ) -> None:
     """At most one job a buffer is under way; they end in order."""
     free = deque(buffers)
-    pending: deque[tuple[_Job, Buffer, Future[torch.Tensor]]] = deque()
+    pending: deque[tuple[_Job, Buffer, Future[torch.Tensor | None]]] = deque()
     try:
         for job in jobs:
             if not free:
@@ -131,11 +132,14 @@ def _run(
         raise
 
 
-def _finish(job: _Job, buffer: Buffer, future: Future[torch.Tensor], report: Progress) -> Buffer:
+def _finish(
+    job: _Job, buffer: Buffer, future: Future[torch.Tensor | None], report: Progress
+) -> Buffer:
     found = future.result()
     report.add(job.shard, job.nbytes)
-    job.target.copy_(found.view(job.target.shape), non_blocking=True)
-    buffer.copied_from(job.target.device)
+    if found is not None:
+        job.target.copy_(found.view(job.target.shape), non_blocking=True)
+        buffer.copied_from(job.target.device)
     return buffer
 
 
@@ -158,7 +162,12 @@ def _chunk_job(fill: Fill, piece: Piece, shape: Shape, row: int, chunk: Chunk) -
     parts = tuple(runs(shape, chunk, row))
     shard, base = piece.located.shard, piece.located.offset
 
-    def read(files: OpenFiles, buffer: Buffer) -> torch.Tensor:
+    in_place = fill.raw and target.device.type == "cpu" and target.is_contiguous()
+
+    def read(files: OpenFiles, buffer: Buffer) -> torch.Tensor | None:
+        if in_place and fill.part.columns == (0, shape.columns):
+            files.read_runs(shard, base, parts, target.view(-1).numpy())
+            return None
         array = buffer.array(matrices * height * row)
         files.read_runs(shard, base, parts, array)
         return _cut(fill, piece, array.reshape(-1, row), target.dtype)
