@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from glm5_kernel.attention import CLASS_PATH, NAME
+from glm5_kernel.compat import names
 from glm5_kernel.report import report_attention
 from glm5_kernel.settings import Settings
 
@@ -61,13 +62,23 @@ def install(platform: type, settings: Settings) -> None:
 
 
 def _question(platform: Any, selector: Any) -> Question:  # noqa: ANN401
+    capability = platform.get_device_capability()
+    invalid = _missing() or _invalid(capability, selector)
+    return Question(tuple(capability), selector, tuple(invalid))
+
+
+@functools.cache
+def _missing() -> tuple[str, ...]:
+    return tuple(names.missing(names.ATTENTION))
+
+
+def _invalid(capability: Any, selector: Any) -> list[str]:  # noqa: ANN401
     from glm5_kernel.attention.backend import TritonMLASparseBackend
 
-    capability = platform.get_device_capability()
-    invalid = TritonMLASparseBackend.validate_configuration(
+    invalid: list[str] = TritonMLASparseBackend.validate_configuration(
         device_capability=capability, **selector._asdict()
     )
-    return Question(tuple(capability), selector, tuple(invalid))
+    return invalid
 
 
 def _automatic(question: Question, ask: Ask) -> str:

@@ -9,10 +9,6 @@ from vllm import envs
 from vllm.compilation.breakable_cudagraph import eager_break_during_capture
 from vllm.config import get_current_vllm_config, get_current_vllm_config_or_none
 from vllm.forward_context import get_forward_context
-from vllm.model_executor.layers.attention.sparse_mla_attention import (
-    SparseMLACommonImpl,
-    SparseMLACommonMetadataBuilder,
-)
 from vllm.utils.torch_utils import (
     LayerNameType,
     _encode_layer_name,
@@ -25,6 +21,19 @@ from vllm.v1.attention.backend import (
     AttentionMetadata,
 )
 from vllm.v1.worker.workspace import current_workspace_manager
+
+from glm5_kernel.compat.versions import shares_sparse_mla
+
+if shares_sparse_mla():
+    from vllm.model_executor.layers.attention.sparse_mla_attention import (
+        SparseMLACommonImpl,
+        SparseMLACommonMetadataBuilder,
+    )
+else:
+    from glm5_kernel.compat.before_026 import (
+        SparseMLACommonImpl,
+        SparseMLACommonMetadataBuilder,
+    )
 
 __all__ = [
     "AttentionBackend",

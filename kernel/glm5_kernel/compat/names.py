@@ -11,6 +11,8 @@ import inspect
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from glm5_kernel.compat.versions import shares_sparse_mla
+
 
 @dataclass(frozen=True)
 class Need:
@@ -50,14 +52,21 @@ SELECTION = (
         ("selected_backend", "attn_selector_config", "num_heads"),
     ),
 )  # fmt: skip
+_BATCH = ("common_prefix_len", "common_attn_metadata", "fast_build")
+SPARSE_MLA = (
+    Need(_SPARSE, "SparseMLACommonImpl.__init__", _MLA_ARGUMENTS),
+    Need(_SPARSE, "SparseMLACommonMetadataBuilder.build", _BATCH),
+)
+SPARSE_MLA_BEFORE_026 = (
+    Need(_BACKEND, "SparseMLAAttentionImpl"),
+    Need(_BACKEND, "AttentionMetadataBuilder.__init__",
+         ("kv_cache_spec", "layer_names", "vllm_config", "device")),
+    Need(_BACKEND, "AttentionMetadataBuilder.build", _BATCH),
+)  # fmt: skip
 ATTENTION = (
     *REGISTRY,
     *SELECTION,
-    Need(_SPARSE, "SparseMLACommonImpl.__init__", _MLA_ARGUMENTS),
-    Need(
-        _SPARSE, "SparseMLACommonMetadataBuilder.build",
-        ("common_prefix_len", "common_attn_metadata", "fast_build"),
-    ),
+    *(SPARSE_MLA if shares_sparse_mla() else SPARSE_MLA_BEFORE_026),
     Need(_BACKEND, "AttentionBackend.validate_configuration", ("device_capability",)),
     Need(_BACKEND, "AttentionBackend.get_kv_cache_shape", ("num_blocks", "block_size")),
     Need(_BACKEND, "AttentionCGSupport.UNIFORM_BATCH"),
@@ -68,7 +77,6 @@ ATTENTION = (
     ),
     Need(_BACKEND, "MLAAttentionImpl.forward_mqa",
          ("q", "kv_c_and_k_pe_cache", "attn_metadata", "layer")),
-
     Need("vllm.v1.worker.workspace", "current_workspace_manager"),
     Need("vllm.v1.worker.workspace", "WorkspaceManager.get_simultaneous", ("shapes_and_dtypes",)),
     Need("vllm.config", "get_current_vllm_config"),
@@ -86,9 +94,15 @@ INDEXER = (
     Need("vllm.model_executor.custom_op", "CustomOp.register_oot", ("name",)),
     Need("vllm.model_executor.custom_op", "op_registry_oot"),
     Need("vllm.config.compilation", "CompilationConfig._attention_ops"),
-    Need(_METADATA, "DeepseekV32IndexerMetadata"),
-    Need(_METADATA, "DeepSeekV32IndexerDecodeMetadata"),
-    Need(_METADATA, "DeepseekV32IndexerPrefillChunkMetadata"),
+    Need(_METADATA, "DeepseekV32IndexerMetadata",
+         ("num_decodes", "num_decode_tokens", "num_prefills", "decode", "prefill", "max_seq_len",
+          "slot_mapping")),
+    Need(_METADATA, "DeepSeekV32IndexerDecodeMetadata",
+         ("block_table", "seq_lens", "decode_lens", "requires_padding")),
+    Need(_METADATA, "DeepseekV32IndexerPrefillMetadata", ("chunks",)),
+    Need(_METADATA, "DeepseekV32IndexerPrefillChunkMetadata",
+         ("block_table", "cu_seqlen_ks", "cu_seqlen_ke", "cu_seq_lens", "total_seq_lens",
+          "token_start", "token_end", "skip_kv_gather")),
     Need(_METADATA, "has_deep_gemm"),
     Need("vllm._custom_ops", "indexer_k_quant_and_cache",
          ("k", "kv_cache", "slot_mapping", "quant_block_size", "kv_cache_dtype")),
@@ -109,6 +123,8 @@ _GGUF_OPS = "vllm_gguf_plugin.ops"
 GGUF = (
     Need("vllm_gguf_plugin.loader", "GGUFModelLoader._prepare_weights", ("model_config",)),
     Need("vllm_gguf_plugin.loader", "GGUFModelLoader.load_model", ("vllm_config", "model_config")),
+    Need("vllm_gguf_plugin.config_parser", "GGUFConfigParser.parse",
+         ("model", "trust_remote_code", "revision", "code_revision")),
     Need("vllm_gguf_plugin.quantization", "GGUFConfig.get_quant_method", ("layer", "prefix")),
     Need("vllm_gguf_plugin.quantization.linear", "_fused_mul_mat_gguf",
          ("x", "qweight", "qweight_type")),
@@ -119,6 +135,7 @@ GGUF = (
     Need(_GGUF_OPS, "ggml_moe_a8",
          ("X", "W", "sorted_token_ids", "expert_ids", "num_tokens_post_padded", "quant_type",
           "row", "top_k", "tokens")),
+    Need("vllm.transformers_utils.config", "register_config_parser", ("config_format",)),
     Need("vllm.model_executor.model_loader", "register_model_loader", ("load_format",)),
     Need("vllm.model_executor.model_loader.utils", "initialize_model",
          ("vllm_config", "prefix", "model_config")),

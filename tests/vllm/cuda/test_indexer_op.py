@@ -118,7 +118,16 @@ BATCHES = {
 }
 
 
-@pytest.mark.parametrize(("requests", "draft_tokens"), BATCHES.values(), ids=BATCHES)
+SLOW = {"prefill", "prefill_behind_a_prefix", "many_drafts"}
+
+
+@pytest.mark.parametrize(
+    ("requests", "draft_tokens"),
+    [
+        pytest.param(*batch, id=name, marks=pytest.mark.slow if name in SLOW else ())
+        for name, batch in BATCHES.items()
+    ],
+)
 @pytest.mark.usefixtures("_seeded")
 def test_each_token_gets_the_best_of_its_past(
     requests: tuple[Request, ...], draft_tokens: int, monkeypatch: pytest.MonkeyPatch
@@ -142,6 +151,7 @@ def test_a_padded_batch_keeps_its_padding_unset(monkeypatch: pytest.MonkeyPatch)
     case.check()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_seeded")
 @pytest.mark.parametrize(("rows_at_a_time", "pieces"), [(1, 28), (7, 4), (1000, 1)])
 def test_prefills_in_pieces(

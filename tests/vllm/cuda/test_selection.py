@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from glm5_kernel import report
-from glm5_kernel.attention import CLASS_PATH
+from glm5_kernel.attention import CLASS_PATH, selection
 from glm5_kernel.attention.selection import install
 from glm5_kernel.settings import Settings
 from vllm.config import VllmConfig, set_current_vllm_config
@@ -22,11 +22,19 @@ from tests.vllm.cuda.conftest import RELEASE
 from tests.vllm.cuda.gpu import FakeGpu, Gpu
 
 OURS, ERROR = "ours", "error"
-FA, FLASHMLA, SM100 = "FLASH_ATTN_MLA_SPARSE", "FLASHMLA_SPARSE", "FLASHINFER_MLA_SPARSE"
+MLA, SM100 = "FLASHMLA_SPARSE", "FLASHINFER_MLA_SPARSE"
+HAS_FA = "FLASH_ATTN_MLA_SPARSE" in AttentionBackendEnum.__members__  # from 0.25 on
+FA, FA_ONLY = ("FLASH_ATTN_MLA_SPARSE",) * 2 if HAS_FA else (MLA, ERROR)
 CHOSEN = {
     (8, 0): {"auto": OURS, "bfloat16": OURS, "fp8_ds_mla": OURS, "float16": ERROR, "fp8": ERROR},
     (8, 9): {"auto": OURS, "bfloat16": OURS, "fp8_ds_mla": OURS, "float16": ERROR, "fp8": ERROR},
-    (9, 0): {"auto": FA, "bfloat16": FA, "fp8_ds_mla": FLASHMLA, "float16": FA, "fp8": FLASHMLA},
+    (9, 0): {
+        "auto": FA,
+        "bfloat16": FA,
+        "fp8_ds_mla": MLA,
+        "float16": FA_ONLY,
+        "fp8": MLA,
+    },
     (12, 0): {"auto": OURS, "bfloat16": OURS, "fp8_ds_mla": OURS, "float16": ERROR, "fp8": ERROR},
     (12, 1): {"auto": OURS, "bfloat16": OURS, "fp8_ds_mla": OURS, "float16": ERROR, "fp8": ERROR},
 }
@@ -65,7 +73,7 @@ def test_sm100_is_left_to_stock(kv: str, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(torch, "empty", lambda *a, **k: empty(*a, **{**k, "device": "cpu"}))
     FakeGpu.choose(10, 0)
     with set_current_vllm_config(VllmConfig()):
-        assert name_of(ask(sparse(kv))) in {FLASHMLA, SM100}
+        assert name_of(ask(sparse(kv))) in {MLA, SM100}
 
 
 def test_float16_models_and_their_caches() -> None:
@@ -84,7 +92,7 @@ def test_custom_is_ours_anywhere(capability: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("settings", [Settings(), Settings(attention="stock")])
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0), (12, 0)])
-@pytest.mark.parametrize("selected", [FA, FLASHMLA, "TRITON_MLA", "FLASHINFER_MLA_SPARSE_SM120"])
+@pytest.mark.parametrize("selected", sorted({FA, MLA, "TRITON_MLA", "FLASHINFER_MLA_SPARSE_SM120"}))
 def test_a_choice_is_answered_by_stock(
     selected: str, capability: tuple[int, int], settings: Settings
 ) -> None:
@@ -170,7 +178,7 @@ def test_what_the_log_says(caplog: pytest.LogCaptureFixture) -> None:
     ask(sparse())
     lines = [record.getMessage() for record in caplog.records if "glm5" in record.getMessage()]
     assert lines.count("glm5_kernel: attention=FLASHMLA_SPARSE kv=fp8_ds_mla indexer=stock") == 1
-    assert lines.count("glm5_kernel: attention=FLASH_ATTN_MLA_SPARSE kv=bf16 indexer=stock") == 1
+    assert lines.count(f"glm5_kernel: attention={FA} kv=bf16 indexer=stock") == 1
     ours = "Using TRITON_MLA_SPARSE attention backend (glm5-kernel) on capability 12.x"
     assert lines.count(ours) == 1
 
@@ -206,6 +214,25 @@ def test_models_that_ours_does_not_serve(
     FakeGpu.choose(8, 0)
     with pytest.raises(ValueError, match=f"TRITON_MLA_SPARSE: .*{reason}"):
         ask(sparse())
+
+
+def test_a_vllm_that_lacks_a_name_keeps_its_own(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(selection.names, "missing", lambda _: ["vllm.something is gone"])
+    selection._missing.cache_clear()
+    try:
+        FakeGpu.choose(9, 0)
+        assert name_of(ask(sparse())) == FA
+        FakeGpu.choose(12, 0)
+        with pytest.raises(ValueError, match=r"TRITON_MLA_SPARSE: \[vllm.something is gone\]"):
+            ask(sparse())
+        question = selection._question(FakeGpu, sparse())
+        assert selection._automatic(question, lambda: "vllm.Stock") == "vllm.Stock"
+    finally:
+        monkeypatch.undo()
+        selection._missing.cache_clear()
+    assert "attention is left to stock vLLM: vllm.something is gone" in caplog.text
 
 
 def test_the_release_under_test() -> None:
