@@ -38,7 +38,7 @@ def _linear(x: torch.Tensor, weight: torch.Tensor, kind: int) -> torch.Tensor:
         return x @ dequantise(weight, kind, x.dtype).T
     from vllm_gguf_plugin.quantization.linear import _fused_mul_mat_gguf
 
-    found: torch.Tensor = _fused_mul_mat_gguf(x, weight, kind)
+    found: torch.Tensor = _fused_mul_mat_gguf(x.contiguous(), weight, kind)
     return found
 
 

@@ -45,11 +45,8 @@ def apply_experts(
     if tokens == 0:
         return torch.empty_like(x)
     project = through_experts if x.device.type == "cpu" else _project_gpu
-    between = torch.cat(
-        [project(x, each, ids, kind) for each, kind in zip(gate_up, gate_up_kinds, strict=True)],
-        dim=-1,
-    )
-    between = _activate(between, activation)
+    parts = [project(x, each, ids, kind) for each, kind in zip(gate_up, gate_up_kinds, strict=True)]
+    between = _activate(parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1), activation)
     out = project(between, down, ids.reshape(-1, 1), down_kind)
     return out.view(tokens, chosen, -1).mul_(weights.to(x.dtype).unsqueeze(-1)).sum(1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections import Counter
 from dataclasses import dataclass
@@ -26,6 +27,11 @@ logger = logging.getLogger("vllm.glm5_kernel")
 DRAFT_TYPES = ("deepseek_mtp",)
 MODEL_TYPES = ("glm_moe_dsa", "deepseek_v3", *DRAFT_TYPES)
 """Of HF configs whose files are loaded here."""
+
+
+FINGERPRINT = "gguf_fingerprint"
+"""Key of the HF config. vLLM keeps compiled graphs by a hash of the config, and in a graph the
+quantisation types are constants: another file under the same path must not be given them."""
 
 
 @dataclass(frozen=True)
@@ -80,11 +86,18 @@ def prepare(path: str, model_config: Any, tp: int) -> Plan:  # noqa: ANN401
     dense = is_dense(config)
     leave = INDEXER_KEYS if dense else frozenset()
     changed = complete(config, stated, source.hp, source.pattern, leave)
+    config.update({FINGERPRINT: fingerprint(source.model)})
     if changed:
         logger.info("glm5_kernel: config completed from the file: %s", ", ".join(changed))
     draft = config.model_type in DRAFT_TYPES
     indexer = not dense and getattr(config, "index_topk", None) is not None
     return make_plan(source.model, source.hp, source.pattern, draft=draft, tp=tp, indexer=indexer)
+
+
+def fingerprint(model: Model) -> str:
+    """A digest of every tensor's name, dimensions and type."""
+    rows = sorted((name, each.info.ne, each.info.number) for name, each in model.tensors.items())
+    return hashlib.sha256(repr(rows).encode()).hexdigest()[:16]
 
 
 def summary(plan: Plan) -> str:

@@ -24,6 +24,7 @@ from tests.vllm.gguf.ranks import (
     load_draft,
     load_rank,
     load_ranks,
+    load_with,
     parts_of,
     put_together,
 )
@@ -122,6 +123,18 @@ def test_a_completed_config_before_the_engine(tmp_path: Path) -> None:
         assert each.hf_config.rope_parameters["rope_theta"] == 8e6
         assert each.hf_config.topk_method == "noaux_tc"
     assert config.model_config.hf_config.tie_word_embeddings is False
+
+
+def test_another_file_is_not_given_compiled_graphs(tmp_path: Path) -> None:
+    """Types are constants in vLLM's compiled graphs, which it keeps by a hash of the config."""
+    hashes = set()
+    for quant in ("q8_0", "q4_0", "q8_0"):
+        _, paths = make_files(tmp_path, quant=quant)
+        path = paths[0].rename(tmp_path / "model.gguf")
+        config = config_for(path)
+        load_with(config, 0, 1)
+        hashes.add(config.model_config.compute_hash())
+    assert len(hashes) == 2
 
 
 def test_a_tensor_without_a_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
