@@ -67,6 +67,7 @@ SECTIONS: tuple[tuple[str, type[BaseModel], str], ...] = (
     ("`unit`", models.Unit, "unit."),
     ("`smoke`", models.Smoke, "smoke."),
     ("`smoke.expect`, each entry", models.SmokePrompt, ""),
+    ("`smoke.needle`", models.Needle, "smoke.needle."),
 )
 
 

@@ -1,4 +1,4 @@
-"""Preflight of GPUs: count, driver, capability, health, memory, links, devices, limits.
+"""Preflight of GPUs: count, driver, capability, health, use, links, devices, limits.
 
 Rows that say "warning" do not stop a deployment: they name what it will cost.
 """
@@ -71,7 +71,7 @@ def rows(desired: Desired, observed: Observed) -> tuple[Check, ...]:
         _row("driver", driver(it), _driver_detail(it)),
         _row("capability", capability(it), _capability_detail(it)),
         _row("gpu health", health(it), "no MIG, no ECC errors, no Xid since the boot"),
-        _row("gpu memory", memory(it), _memory_detail(it)),
+        _row("gpu use", memory(it), _memory_detail(it)),
         _row("gpu links", links(it), _links_detail(it)),
         _row("gpu devices", devices(it), f"{len(it.host.devices.nodes)} nodes in /dev"),
         _row("limits", limits(it), "open files, tasks and shared memory suffice"),

@@ -29,7 +29,7 @@ from tests.unit.stages.situation import NOW, bare, desired, system
 TESTS = Path(__file__).parents[2]
 RECORDINGS = TESTS / "fakes" / "gpus"
 CASES = sorted((Path(__file__).parent / "gpus").glob("*.yml"))
-ROWS = ("gpus", "driver", "capability", "gpu health", "gpu memory", "gpu links", "gpu devices",
+ROWS = ("gpus", "driver", "capability", "gpu health", "gpu use", "gpu links", "gpu devices",
         "limits")  # fmt: skip
 
 

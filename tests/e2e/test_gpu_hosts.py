@@ -1,0 +1,227 @@
+"""GPU hosts whose nvidia-smi answers from recordings: preflight, unit and smoke with the profiles.
+
+Device nodes are real ones of another kind under NVIDIA's names, and the list of the kernel's device
+groups says so; everything else of a host is as it is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from glm5_deploy.demo.bed import Bed, BedHost
+
+from tests.e2e.conftest import CHECKOUT, Cli
+from tests.e2e.deployment import CONTROL, ROOT, Deployment, current, exists, set_faults
+from tests.unit.gguf.support import SMALL, write_model
+
+FAKES = CHECKOUT / "tests" / "fakes"
+UNIT = "glm5-glm-5.service"
+PLACE = "/srv/gpus"
+# While the service runs, its main process holds the GPUs.
+WRAPPER = f"""#!/bin/sh
+pid=$(systemctl show --property=MainPID --value {UNIT})
+kind=idle; [ "${{pid:-0}}" = 0 ] || kind=serving
+copy=$(mktemp) && sed "s/4242/$pid/g" {PLACE}/$kind.json >"$copy"
+NVIDIA_SMI_RECORDING=$copy python3 {PLACE}/nvidia_smi.py "$@"
+status=$?; rm -f "$copy"; exit $status
+"""
+MAJORS = (
+    "Character devices:\n  1 mem\n  1 nvidia\n  1 nvidiactl\n  1 nvidia-uvm\n\nBlock devices:\n"
+)
+SET_UP = r"""
+place=$1; shift
+install -m 755 "$place/wrapper" /usr/local/bin/nvidia-smi
+mount --bind "$place/majors" /proc/devices
+for node do touch "/dev/$node"; mount --bind /dev/null "/dev/$node"; done
+"""
+TAKE_DOWN = r"""
+rm -rf /usr/local/bin/nvidia-smi /srv/gpus
+umount -l /proc/devices
+for node in /dev/nvidia*; do umount -l "$node"; rm -f "$node"; done
+exit 0
+"""
+
+GpuHost = Callable[[str], dict[str, Any]]
+
+
+@pytest.fixture
+def gpu_host(fresh_host: BedHost) -> Iterator[GpuHost]:
+    """Makes ``node1`` a host like a recorded one; gives the recording."""
+
+    def become(name: str) -> dict[str, Any]:
+        recording = json.loads((FAKES / "gpus" / f"{name}.json").read_text())
+        gpus = recording.get("gpus", [])
+        busy = [{**gpu, "memory.used": 85012} for gpu in gpus]
+        apps = [[gpu["uuid"], 4242, 85004, "VLLM::Worker"] for gpu in gpus]
+        files = {
+            "idle.json": json.dumps(recording),
+            "serving.json": json.dumps({**recording, "gpus": busy, "apps": apps}),
+            "nvidia_smi.py": (FAKES / "nvidia_smi.py").read_text(),
+            "wrapper": WRAPPER,
+            "majors": MAJORS,
+        }
+        fresh_host.exec(["mkdir", "-p", PLACE])
+        for file, text in files.items():
+            fresh_host.exec(["tee", f"{PLACE}/{file}"], input=text)
+        nodes = ["nvidiactl", "nvidia-uvm", *(f"nvidia{number}" for number in range(len(gpus)))]
+        fresh_host.exec(["sh", "-ec", SET_UP, "sh", PLACE, *nodes])
+        return recording
+
+    set_faults(fresh_host)
+    yield become
+    fresh_host.exec(["systemctl", "stop", UNIT], check=False)
+    fresh_host.exec(["sh", "-c", TAKE_DOWN])
+
+
+class Site:
+    """An inventory with a profile that ships, and what a test host must have otherwise."""
+
+    def __init__(self, folder: Path, bed: Bed) -> None:
+        self.deployment = Deployment(folder, bed)
+        model = self.deployment.model
+        (model / "model.safetensors").unlink()
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            (model / name).write_text("{}\n")
+        # Large enough for eight GPUs to share; the file takes no room.
+        shape = replace(SMALL, heads=8, context=202752)
+        first = write_model(model, shape, split=2)[0]
+        self.vars: dict[str, Any] = {"gguf": first.name}
+        self.override: dict[str, Any] = {
+            "model": {"source": "model"},
+            "engine": {"lock": "lock.txt", "python": "3.11", "kernel": False},
+            "serve": {"args": {
+                "control": CONTROL, "kernel-line": True, "backend": "TRITON_MLA_SPARSE"
+            }},
+            "secrets": {"VLLM_API_KEY": "${env:FAKE_KEY}"},
+            "needs": {"compiler": False, "libraries": [], "disk_gib": 0.1, "memory_gib": 0.1},
+            "limits": {"load": 20, "smoke": 60, "stop": 10},
+            "smoke": {"expect": [{"prompt": "count", "max_tokens": 3, "text": " one two three"}]},
+        }  # fmt: skip
+
+    def write(self) -> Path:
+        path = self.deployment.write()
+        document = yaml.safe_load(path.read_text())
+        host = document["hosts"]["node1"]
+        host |= {"profile": "glm-5", "vars": self.vars, "override": self.override}
+        document["defaults"].pop("profile", None)
+        document["profiles"] = []
+        path.write_text(yaml.safe_dump(document, sort_keys=False))
+        return path
+
+
+@pytest.fixture
+def site(tmp_path: Path, bed: Bed) -> Site:
+    return Site(tmp_path / "site", bed)
+
+
+def rows(cli: Cli, site: Site, command: str, expect: int) -> dict[str, dict[str, str]]:
+    done = cli(command, "-i", site.write(), "--json", env=site.deployment.environment,
+               expect=expect)  # fmt: skip
+    return {row["name"]: row for row in done.json["hosts"]["node1"]["checks"]}
+
+
+def test_glm_5_on_eight_gpus(cli: Cli, site: Site, gpu_host: GpuHost, fresh_host: BedHost) -> None:
+    gpu_host("rtx-pro-6000-x8")
+    before = rows(cli, site, "preflight", 0)
+    assert {row["status"] for row in before.values()} == {"passed"}
+    assert before["gpus"]["detail"] == "8 × NVIDIA RTX PRO 6000 Blackwell Server Edition"
+    assert before["gpu devices"]["detail"] == "10 nodes in /dev"
+    served = rows(cli, site, "up", 0)
+    assert {name for name, row in served.items() if row["status"] != "passed"} == {"doctor"}
+    assert served["attention backend"]["detail"] == (
+        "attention=TRITON_MLA_SPARSE kv=fp8_ds_mla indexer=triton"
+    )
+    assert served["needle"]["detail"].startswith("found at 10%, 50%, 90% of 16")
+    assert served["gpus"]["detail"] == "8 × 83.0 to 83.0 of 96 GiB in use, no Xid"
+    unit = fresh_host.exec(["cat", f"/etc/systemd/system/{UNIT}"]).stdout
+    assert "DeviceAllow=char-nvidia-uvm rw" in unit
+    environment = fresh_host.exec(["cat", f"{ROOT}/current/environment"]).stdout
+    assert 'CUDA_VISIBLE_DEVICES="0,1,2,3,4,5,6,7"' in environment
+    # Its own server may hold the GPUs that a change will use again.
+    assert rows(cli, site, "preflight", 0)["gpu use"]["status"] == "passed"
+    again = cli("up", "-i", site.write(), "--json", env=site.deployment.environment, expect=0)
+    assert again.json["hosts"]["node1"]["status"] == "unchanged"
+
+
+def test_a_server_that_forgets_or_has_another_cache_is_taken_back(
+    cli: Cli, site: Site, gpu_host: GpuHost, fresh_host: BedHost
+) -> None:
+    gpu_host("rtx-pro-6000-x8")
+    site.override["smoke"]["kv_cache"] = "bf16"
+    set_faults(fresh_host, "forgets")
+    reverted = cli("up", "-i", site.write(), "--json", env=site.deployment.environment, expect=4)
+    failed = {
+        row["name"]: row["hint"]
+        for row in reverted.json["hosts"]["node1"]["checks"] if row["status"] == "failed"
+    }  # fmt: skip
+    assert set(failed) == {"needle", "attention backend"}
+    assert "kv-cache-dtype" in failed["attention backend"]
+    assert current(fresh_host) is None
+
+
+@pytest.mark.parametrize(
+    ("recording", "failing"),
+    [
+        ("none", {"gpus": "No devices were found"}),
+        ("broken-driver", {"gpus": "Driver/library version mismatch"}),
+        ("h200", {"gpus": "1 found, 8 wanted"}),
+        ("mixed", {"gpus": "6 found, 8 wanted"}),
+    ],
+)
+def test_hosts_that_are_refused(
+    recording: str, failing: dict[str, str], cli: Cli, site: Site, gpu_host: GpuHost,
+    fresh_host: BedHost,
+) -> None:  # fmt: skip
+    gpu_host(recording)
+    found = rows(cli, site, "preflight", 1)
+    failed = {name: row for name, row in found.items() if row["status"] == "failed"}
+    assert set(failed) == set(failing)
+    for name, text in failing.items():
+        assert text in failed[name]["detail"]
+        assert failed[name]["hint"]
+    refused = cli("up", "-i", site.write(), env=site.deployment.environment, expect=1)
+    assert "nothing was changed" in refused.output
+    assert not exists(fresh_host, ROOT)
+
+
+@pytest.mark.parametrize(
+    ("recording", "gpus", "failing"),
+    [
+        ("mixed", [0, 4], {"capability": "L40S (8.9)"}),
+        ("mig", [0, 1], {"gpu health": "GPU 0 is split by MIG"}),
+        ("l40s-driver-535", [0, 1], {"driver": "driver 535.183.01"}),
+        ("rtx-pro-6000-x8-busy", [4, 5], {"gpu use": "39.1 GiB are held by processes"}),
+    ],
+)
+def test_gpus_that_are_refused(
+    recording: str, gpus: list[int], failing: dict[str, str], cli: Cli, site: Site,
+    gpu_host: GpuHost,
+) -> None:  # fmt: skip
+    gpu_host(recording)
+    site.vars["gpus"] = len(gpus)
+    site.override["gpus"] = {"devices": gpus, "min_memory_gib": 40}
+    site.override["model"]["serve"] = "."
+    found = rows(cli, site, "preflight", 1)
+    failed = {name: row["detail"] for name, row in found.items() if row["status"] == "failed"}
+    assert set(failed) == set(failing)
+    for name, text in failing.items():
+        assert text in failed[name]
+
+
+def test_what_costs_something_is_told_and_stops_nothing(
+    cli: Cli, site: Site, gpu_host: GpuHost
+) -> None:
+    gpu_host("workstation-with-troubles")
+    site.vars["gpus"] = 4
+    site.override["environment"] = {"NCCL_P2P_DISABLE": "1"}
+    done = cli("up", "-i", site.write(), env=site.deployment.environment, expect=0)
+    assert "! gpu health: persistence mode is off on GPU 0, 1, 2, 3" in done.stderr
+    told = cli("preflight", "-i", site.write(), env=site.deployment.environment, expect=0)
+    assert "gpu health" in told.stdout
+    assert "→ `systemctl enable --now nvidia-persistenced`" in told.stdout
