@@ -75,6 +75,9 @@ def complete(
             continue
         if stated.get(key) is not None and key not in PATTERN_KEYS:
             continue
+        if key in hp.assumed and getattr(config, key, None) is not None:
+            # Neither says so: transformers' default is that of the architecture.
+            continue
         if getattr(config, key, None) != value:
             changed.append(key)
             config.update({key: value})

@@ -7,7 +7,7 @@ from vLLM 0.26 `deepseek_v2.py`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from glm5_kernel.gguf.errors import GgufError, listed
@@ -16,6 +16,17 @@ from glm5_kernel.gguf.reader import Array, Value
 GATING = {1: "softmax", 2: "sigmoid"}
 MODEL_TYPES = {"glm-dsa": "glm_moe_dsa", "deepseek2": "deepseek_v3"}
 MODEL_CLASSES = {"glm-dsa": "GlmMoeDsaForCausalLM", "deepseek2": "DeepseekV3ForCausalLM"}
+
+
+ASSUMED: Mapping[str, tuple[str, ...]] = {
+    "expert_gating_func": ("scoring_func", "topk_method"),
+    "expert_group_count": ("n_group",),
+    "expert_group_used_count": ("topk_group",),
+    "expert_weights_scale": ("routed_scaling_factor",),
+    "expert_weights_norm": ("norm_topk_prob",),
+    "rope.freq_base": ("rope_theta",),
+}
+"""Metadata that older files leave out, and what config.json calls it."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +63,8 @@ class Hyperparameters:
         indexer: None where attention is dense.
         indexer_types: "F" or "S" for each backbone layer, where the file says so: whether it runs
             its own indexer or reuses the selection of the layer before it.
+        assumed: keys of the HF config that the file does not state; the values here are then
+            llama.cpp's defaults, and config.json may say otherwise.
     """
 
     architecture: str
@@ -82,6 +95,7 @@ class Hyperparameters:
     indexer: Indexer | None = None
     indexer_types: str | None = None
     yarn: Yarn | None = None
+    assumed: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def blocks(self) -> int:
@@ -121,6 +135,7 @@ class _Reading:
         self.metadata = metadata
         self.architecture = str(metadata.get("general.architecture", ""))
         self.problems: list[str] = []
+        self.assumed: set[str] = set()
 
     def key(self, name: str) -> str:
         return f"{self.architecture}.{name}"
@@ -134,6 +149,7 @@ class _Reading:
     def whole(self, name: str, default: int | None = None) -> int:
         value = self.value(name)
         if value is None and default is not None:
+            self.assumed.update(ASSUMED.get(name, ()))
             return default
         if isinstance(value, Array) and value.values and len(set(value.values)) == 1:
             value = value.values[0]
@@ -145,6 +161,7 @@ class _Reading:
     def number(self, name: str, default: float | None = None) -> float:
         value = self.value(name)
         if value is None and default is not None:
+            self.assumed.update(ASSUMED.get(name, ()))
             return default
         if isinstance(value, bool) or not isinstance(value, int | float):
             self._wrong(name, value, "a number")
@@ -154,6 +171,7 @@ class _Reading:
     def truth(self, name: str, default: bool) -> bool:
         value = self.value(name)
         if value is None:
+            self.assumed.update(ASSUMED.get(name, ()))
             return default
         if not isinstance(value, bool):
             self._wrong(name, value, "true or false")
@@ -214,6 +232,7 @@ def _read(reading: _Reading, vocab: int | None) -> Hyperparameters:
         indexer=_indexer(reading),
         indexer_types=_indexer_types(reading, layers),
         yarn=_yarn(reading),
+        assumed=tuple(sorted(reading.assumed)),
     )
 
 
@@ -504,7 +523,8 @@ def contradictions(
     stated = _flat(config)
     problems = []
     for key, right in _flat(hf_config(hp)).items():
-        if key in stated and key not in UNCHECKED and not _agree(stated[key], right):
+        unchecked = key in UNCHECKED or key in hp.assumed
+        if key in stated and not unchecked and not _agree(stated[key], right):
             problems.append(f"{key} is {stated[key]!r} in config.json, {right!r} in the file")
     return problems + _pattern_contradiction(config, hp, pattern)
 

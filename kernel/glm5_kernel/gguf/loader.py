@@ -22,10 +22,11 @@ from vllm.model_executor.model_loader.utils import (
 from vllm.utils.torch_utils import set_default_torch_dtype
 from vllm_gguf_plugin.loader import GGUFModelLoader
 
+from glm5_kernel.gguf.accounting import left_out_by_name, summary
 from glm5_kernel.gguf.filling import fill_all
 from glm5_kernel.gguf.methods import PlannedGGUFConfig
 from glm5_kernel.gguf.plan import Plan
-from glm5_kernel.gguf.prepare import MODEL_TYPES, left_out_by_name, prepare, summary
+from glm5_kernel.gguf.prepare import MODEL_TYPES, prepare
 from glm5_kernel.gguf.progress import Progress
 from glm5_kernel.gguf.targets import find_targets
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
 from glm5_kernel.gguf.cpu.dense import INDEXER_KEYS, is_dense
-from glm5_kernel.gguf.errors import GgufError, listed
+from glm5_kernel.gguf.errors import GgufError
 from glm5_kernel.gguf.hf_config import complete, stated_config
 from glm5_kernel.gguf.hyperparameters import (
     Hyperparameters,
@@ -98,21 +97,3 @@ def fingerprint(model: Model) -> str:
     """A digest of every tensor's name, dimensions and type."""
     rows = sorted((name, each.info.ne, each.info.number) for name, each in model.tensors.items())
     return hashlib.sha256(repr(rows).encode()).hexdigest()[:16]
-
-
-def summary(plan: Plan) -> str:
-    """What is loaded and what is left out, in one line."""
-    loaded = len(plan.pieces)
-    reasons = Counter(plan.left_out.values())
-    left = "; ".join(f"{count}: {reason}" for reason, count in reasons.most_common())
-    kept = sum(each.placed.action == "kept" for each in plan.pieces)
-    text = f"{loaded} of {loaded + len(plan.left_out)} tensors loaded, {kept} of them quantised"
-    return f"{text}; left out: {left}" if left else text
-
-
-def left_out_by_name(plan: Plan) -> str:
-    """Every tensor that is not loaded, by reason, for the debug log."""
-    reasons: dict[str, list[str]] = {}
-    for name, reason in plan.left_out.items():
-        reasons.setdefault(reason, []).append(name)
-    return "\n".join(f"{reason}: {listed(names, 10_000)}" for reason, names in reasons.items())

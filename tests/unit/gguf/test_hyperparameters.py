@@ -233,6 +233,19 @@ def test_every_key_is_compared(key: str) -> None:
         assert told[0].startswith(f"{key} is ")
 
 
+def test_what_older_files_leave_out_is_no_contradiction() -> None:
+    """DeepSeek-V3 files of early 2025 do not state the groups of experts."""
+    metadata = metadata_of(V3)
+    for name in ("expert_group_count", "expert_group_used_count"):
+        del metadata[f"deepseek2.{name}"]
+    old = read_hyperparameters(metadata)
+    assert old.assumed == ("n_group", "topk_group")
+    assert contradictions({"n_group": 8, "topk_group": 4}, old) == []
+    assert contradictions({"n_group": 7}, read_hyperparameters(metadata_of(V3))) == [
+        "n_group is 7 in config.json, 8 in the file"
+    ]
+
+
 def test_all_contradictions_are_told() -> None:
     config = GLM5_CONFIG | {
         "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},

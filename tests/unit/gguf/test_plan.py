@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from glm5_kernel.gguf.accounting import summary
 from glm5_kernel.gguf.errors import GgufError
 from glm5_kernel.gguf.hyperparameters import Hyperparameters, IndexerPattern
 from glm5_kernel.gguf.placement import canonical
@@ -16,7 +17,6 @@ from glm5_kernel.gguf.plan import (
     Plan,
     make_plan,
 )
-from glm5_kernel.gguf.prepare import summary
 from glm5_kernel.gguf.reader import Header, TensorInfo
 from glm5_kernel.gguf.shards import Located, Model
 
