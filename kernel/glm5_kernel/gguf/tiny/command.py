@@ -116,8 +116,8 @@ def _parser() -> argparse.ArgumentParser:
 def _add_dimensions(group: Any) -> None:  # noqa: ANN401
     group.add_argument(
         "--dims", choices=DIMENSIONS, default="tiny",
-        help="tiny: the least that vLLM's GPU kernels take (default); micro: for CPU tests alone; "
-        "real: GLM-5's widths",
+        help="tiny: the least that vLLM's GPU kernels take (default); demo: the least that vLLM "
+        "takes on the CPU; micro: for tests that serve nothing; real: GLM-5's widths",
     )  # fmt: skip
     numbers = {
         "--layers": "layers (default 4; of 5.2 7)",

@@ -16,7 +16,7 @@ from glm5_kernel.gguf.hyperparameters import (
 from glm5_kernel.gguf.names import required, weight_of
 
 Variant = Literal["glm5", "glm5.2"]
-Dims = Literal["micro", "tiny", "real"]
+Dims = Literal["micro", "demo", "tiny", "real"]
 SharedForm = Literal["omit", "repeat"]
 KvForm = Literal["split", "flat", "whole"]
 
@@ -35,12 +35,20 @@ MICRO = replace(
     moe_intermediate=256, indexer=Indexer(32, 64, 16),
 )  # fmt: skip
 
+# What vLLM's attention takes on the CPU (latents of 512 + 64 values), as small as that may be.
+DEMO = replace(
+    TINY, hidden=256, heads=2, q_lora=128, nope=64, v=64, intermediate=512, experts=4,
+    moe_intermediate=256, indexer=Indexer(32, 64, 512),
+)  # fmt: skip
+
 REAL = replace(
     TINY, hidden=6144, vocab=154880, heads=64, q_lora=2048, intermediate=12288, dense_layers=1,
     experts=256, experts_used=8, moe_intermediate=2048, indexer=Indexer(32, 128, 2048),
 )  # fmt: skip
 
-DIMENSIONS: Mapping[Dims, Hyperparameters] = {"micro": MICRO, "tiny": TINY, "real": REAL}
+DIMENSIONS: Mapping[Dims, Hyperparameters] = {
+    "micro": MICRO, "demo": DEMO, "tiny": TINY, "real": REAL
+}  # fmt: skip
 LAYERS: Mapping[Variant, int] = {"glm5": 4, "glm5.2": 7}
 """Of 5.2 seven: FFFSSSF, full, shared and full again."""
 
@@ -99,8 +107,8 @@ def make_spec(
 
     Args:
         variant: GLM-5 or 5.2.
-        dims: `tiny` is the least that vLLM's GPU kernels take; `micro` is for tests on a CPU alone;
-            `real` has GLM-5's widths.
+        dims: `tiny` is the least that vLLM's GPU kernels take, `demo` the least that vLLM takes on
+            the CPU; `micro` is for tests that serve nothing; `real` has GLM-5's widths.
         layers: of the backbone, the first dense.
         topk: tokens that the indexer selects.
         mtp: whether an MTP block follows.
