@@ -1,12 +1,7 @@
-"""GPU hosts whose nvidia-smi answers from recordings: preflight, unit and smoke with the profiles.
-
-Device nodes are real ones of another kind under NVIDIA's names, and the list of the kernel's device
-groups says so; everything else of a host is as it is.
-"""
+"""GPU hosts whose nvidia-smi answers from recordings: preflight, unit and smoke."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,67 +11,21 @@ import pytest
 import yaml
 from glm5_deploy.demo.bed import Bed, BedHost
 
-from tests.e2e.conftest import CHECKOUT, Cli
+from tests.e2e.conftest import Cli
 from tests.e2e.deployment import CONTROL, ROOT, Deployment, current, exists, set_faults
+from tests.e2e.gpu_hosts import become, restore
 from tests.unit.gguf.support import SMALL, write_model
 
-FAKES = CHECKOUT / "tests" / "fakes"
 UNIT = "glm5-glm-5.service"
-PLACE = "/srv/gpus"
-# While the service runs, its main process holds the GPUs.
-WRAPPER = f"""#!/bin/sh
-pid=$(systemctl show --property=MainPID --value {UNIT})
-kind=idle; [ "${{pid:-0}}" = 0 ] || kind=serving
-copy=$(mktemp) && sed "s/4242/$pid/g" {PLACE}/$kind.json >"$copy"
-NVIDIA_SMI_RECORDING=$copy python3 {PLACE}/nvidia_smi.py "$@"
-status=$?; rm -f "$copy"; exit $status
-"""
-MAJORS = (
-    "Character devices:\n  1 mem\n  1 nvidia\n  1 nvidiactl\n  1 nvidia-uvm\n\nBlock devices:\n"
-)
-SET_UP = r"""
-place=$1; shift
-install -m 755 "$place/wrapper" /usr/local/bin/nvidia-smi
-mount --bind "$place/majors" /proc/devices
-for node do touch "/dev/$node"; mount --bind /dev/null "/dev/$node"; done
-"""
-TAKE_DOWN = r"""
-rm -rf /usr/local/bin/nvidia-smi /srv/gpus
-umount -l /proc/devices
-for node in /dev/nvidia*; do umount -l "$node"; rm -f "$node"; done
-exit 0
-"""
-
-GpuHost = Callable[[str], dict[str, Any]]
+GpuHost = Callable[[str], None]
 
 
 @pytest.fixture
 def gpu_host(fresh_host: BedHost) -> Iterator[GpuHost]:
-    """Makes ``node1`` a host like a recorded one; gives the recording."""
-
-    def become(name: str) -> dict[str, Any]:
-        recording = json.loads((FAKES / "gpus" / f"{name}.json").read_text())
-        gpus = recording.get("gpus", [])
-        busy = [{**gpu, "memory.used": 85012} for gpu in gpus]
-        apps = [[gpu["uuid"], 4242, 85004, "VLLM::Worker"] for gpu in gpus]
-        files = {
-            "idle.json": json.dumps(recording),
-            "serving.json": json.dumps({**recording, "gpus": busy, "apps": apps}),
-            "nvidia_smi.py": (FAKES / "nvidia_smi.py").read_text(),
-            "wrapper": WRAPPER,
-            "majors": MAJORS,
-        }
-        fresh_host.exec(["mkdir", "-p", PLACE])
-        for file, text in files.items():
-            fresh_host.exec(["tee", f"{PLACE}/{file}"], input=text)
-        nodes = ["nvidiactl", "nvidia-uvm", *(f"nvidia{number}" for number in range(len(gpus)))]
-        fresh_host.exec(["sh", "-ec", SET_UP, "sh", PLACE, *nodes])
-        return recording
-
+    """Makes ``node1`` a host like a recorded one."""
     set_faults(fresh_host)
-    yield become
-    fresh_host.exec(["systemctl", "stop", UNIT], check=False)
-    fresh_host.exec(["sh", "-c", TAKE_DOWN])
+    yield lambda recording: become(fresh_host, recording, UNIT)
+    restore(fresh_host, UNIT)
 
 
 class Site:

@@ -50,7 +50,10 @@ def query_gpus(recording: dict, options: dict[str, str]) -> int:
         print(f'Field "{unknown[0]}" is not a valid field to query.\n')
         return 2
     every = recording["every"]
-    gpus = [{"index": index, **every, **gpu} for index, gpu in enumerate(recording["gpus"])]
+    gpus = [
+        {"index": index, "utilization.gpu": 0, **every, **gpu}
+        for index, gpu in enumerate(recording["gpus"])
+    ]
     return table([[gpu[field] for field in fields] for gpu in gpus], fields, options)
 
 

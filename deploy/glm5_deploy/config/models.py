@@ -377,7 +377,9 @@ class Smoke(Model):
         default=None, ge=1, description="Length of the long prompt; default: skipped."
     )
     concurrency: int = Field(default=4, ge=1, le=256, description="Requests at once.")
-    needle: Needle | None = Field(default=None, description="Null: skipped.")
+    needle: Needle | None = Field(
+        default=None, description="A sentence to find in a long text; default: not asked."
+    )
     attention_backend: str | None = Field(
         default=None, description="Name that the journal must report."
     )

@@ -430,8 +430,8 @@ def devices(it: Situation) -> Findings:
     for name in ("nvidiactl", "nvidia-uvm"):
         if name not in nodes:
             hint = (
-                "run `nvidia-modprobe -u -c 0`, at every boot: nvidia-persistenced does it (the "
-                "sandbox does not let the service make it itself)"
+                "run `nvidia-modprobe -u -c 0` as root, at every boot (by a udev rule or a unit): "
+                "the sandbox does not let the service make it itself"
             )
             yield Finding("failed", f"/dev/{name} is not there", hint)
     used = [
