@@ -220,8 +220,8 @@ def _busy(made: MemoryPlan, gpus: Sequence[GpuMemory]) -> list[tuple[str, str]]:
         free = gpu.usable - gpu.used
         wanted = math.ceil(gpu.usable * made.settings.utilization)
         if gpu.used and free < wanted:
-            share = math.floor(free / gpu.usable * 100) / 100
             text = f"GPU {gpu.index} has {_gib(free)} GiB free, and vLLM wants {_gib(wanted)}"
+            share = _most_share(gpu)
             hint = f"end what holds its memory, or set gpu-memory-utilization: {share:g}"
             found.append((text, hint))
     return found
@@ -240,6 +240,12 @@ def _remedy(made: MemoryPlan, there: int) -> str:
     return "use more or larger GPUs, or a file of a smaller quantisation"
 
 
+def _most_share(gpu: GpuMemory) -> float:
+    """The largest share that vLLM would be given, of what others leave."""
+    free = math.floor((gpu.usable - gpu.used) / gpu.usable * 100) / 100
+    return max(min(free, known.MOST_UTILIZATION), 0.0)
+
+
 def _candidates(made: MemoryPlan, count: int) -> list[tuple[str, MemoryPlan]]:
     """One change each, planned."""
     settings, model = made.settings, made.model
@@ -247,9 +253,10 @@ def _candidates(made: MemoryPlan, count: int) -> list[tuple[str, MemoryPlan]]:
     if settings.kv_dtype != "fp8" and model.topk:
         smaller = replace(settings, kv_dtype="fp8")
         single.append(("kv-cache-dtype: fp8_ds_mla", smaller, model))
-    if settings.utilization < known.MOST_UTILIZATION and not made.gpu.used:
-        most = replace(settings, utilization=known.MOST_UTILIZATION)
-        single.append((f"gpu-memory-utilization: {known.MOST_UTILIZATION}", most, model))
+    share = _most_share(made.gpu)
+    if settings.utilization < share:
+        most = replace(settings, utilization=share)
+        single.append((f"gpu-memory-utilization: {share:g}", most, model))
     fewer = replace(settings, batched_tokens=2048, sequences=min(settings.sequences, 64))
     if settings.batched_tokens > 2048:
         text = f"max-num-batched-tokens: 2048 with max-num-seqs: {fewer.sequences}"

@@ -62,7 +62,7 @@ def pass_on(stream: object) -> None:
             rewritten = "%" in text
             if text and (not rewritten or time.monotonic() - last > 1 / LINES_A_SECOND):
                 print(f"PROGRESS - {text}" if rewritten else text, flush=True)
-                last = time.monotonic()
+                last = time.monotonic() if rewritten else last
     if pending.strip():
         print(pending.decode(errors="replace").strip(), flush=True)
 

@@ -45,7 +45,7 @@ def write_pth(folder: Path, seen: list[str]) -> None:
     python = str(folder / "bin" / "python")
     found = subprocess.run([python, "-I", "-c", where], stdout=subprocess.PIPE, check=True)
     path = Path(found.stdout.decode().strip(), PTH)
-    path.write_text(f"import site; [site.addsitedir(path) for path in {seen!r}]\n")
+    path.write_text(f"import site; list(map(site.addsitedir, {seen!r}))\n")
 
 
 def write_commands(folder: Path, seen: list[str]) -> int:

@@ -105,7 +105,8 @@ class ModelRun:
         """With the manifest's own hash, which a profile signs."""
         text, deployed = observed.deployment.model_manifest, observed.deployment
         key = parse_manifest(text, self.host.name).key() if text else None
-        files = deployed.model_files or {}
+        files = dict(deployed.model_files or {})
+        files.pop(self.desired.paths.manifest.name, None)
         data: dict[str, object] = {
             "folder": str(self.desired.paths.model),
             "files": len(files),

@@ -29,7 +29,7 @@ RETRIED = "10,12,20,30,35,255"
 _LOOK = """
 folder=$1 name=$2 root=$3
 [ -d "$folder" ] || { echo "no folder $folder" >&2; exit 44; }
-find -L "$folder" -type f ! -name '.*' -printf '%s\\n' | awk '{n += $1} END {print n + 0}'
+find -L "$folder" -type f ! -name '.*' -printf '%s\\n' | awk '{n += $1} END {printf "%.0f\\n", n}'
 for file in "$folder/MANIFEST.sha256" "$root/state/$name.sha256"; do
   if [ -r "$file" ]; then cat -- "$file"; exit 0; fi
 done
@@ -54,7 +54,9 @@ mkdir -p -- "$HOME/.ssh" && chmod 700 -- "$HOME/.ssh"
 file=$HOME/.ssh/authorized_keys conf=$HOME/.ssh/$mark.conf
 {
   printf 'use chroot = no\\nmunge symlinks = no\\nread only = yes\\nlist = no\\n'
-  printf 'uid = %s\\ngid = %s\\n[model]\\npath = %s\\n' "$(id -u)" "$(id -g)" "$folder"
+  # Of root's own accord an rsync daemon would read as nobody; only root may say otherwise.
+  [ "$(id -u)" != 0 ] || printf 'uid = 0\\ngid = 0\\n'
+  printf '[model]\\npath = %s\\n' "$folder"
 } > "$conf"
 until=$(date -d "+$seconds seconds" +%Y%m%d%H%M)
 touch -- "$file"

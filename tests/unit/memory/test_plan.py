@@ -1,0 +1,153 @@
+"""Memory plans from cases in a file, and what a plan must obey whatever the numbers are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from glm5_deploy.memory import constants as known
+from glm5_deploy.memory.plan import GpuMemory, MemoryPlan, ModelShape, plan, workspace
+from glm5_deploy.memory.settings import Settings, UnplannedError, read_settings
+from hypothesis import given
+from hypothesis import strategies as st
+
+GIB = 1 << 30
+CASES: list[dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("plans.yml").read_text())
+MODEL = ModelShape(
+    tp=1, weights=40 * GIB, kv={"bf16": 100_000, "fp8": 60_000},
+    possible={1: 40 * GIB, 2: 20 * GIB, 4: 10 * GIB, 8: 5 * GIB},
+    hidden=6144, heads=64, head_values=448, vocab=154_880, intermediate=12_288,
+    moe_intermediate=2048, experts_used=8, context=200_000, indexer_row=132, topk=2048,
+)  # fmt: skip
+
+
+def gpus_of(case: dict[str, Any]) -> list[GpuMemory]:
+    return [
+        GpuMemory(index, int(gpu["gib"] * GIB), int(gpu.get("used", 0) * GIB))
+        for index, gpu in enumerate(case["gpus"])
+    ]
+
+
+def planned(case: dict[str, Any]) -> MemoryPlan:
+    gpus = gpus_of(case)
+    smallest = min(gpu.total for gpu in gpus)
+    settings = read_settings(case["args"], context=MODEL.context, gpu_bytes=smallest)
+    return plan(MODEL.on(settings.tp), settings, gpus, case.get("there"))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
+def test_a_plan(case: dict[str, Any]) -> None:
+    made = planned(case)
+    assert made.fits == case["fits"], made.problems
+    said = " ".join(text for text, _ in made.problems)
+    advised = " ".join(remedy for _, remedy in made.problems)
+    for text in case.get("says", []):
+        assert text in said
+    for text in case.get("advises", []):
+        assert text in advised
+    if "sequences" in case:
+        assert made.sequences == pytest.approx(case["sequences"], abs=0.02)
+    if "longest" in case:
+        assert made.longest == case["longest"] // known.BLOCK * known.BLOCK
+
+
+SETTINGS = st.builds(
+    Settings,
+    tp=st.sampled_from([1, 2, 4, 8]),
+    context=st.integers(64, 200_000),
+    sequences=st.integers(1, 1024),
+    batched_tokens=st.sampled_from([2048, 8192, 16384]),
+    utilization=st.floats(0.1, 0.95),
+    kv_dtype=st.sampled_from(["bf16", "fp8"]),
+    eager=st.booleans(),
+)
+
+
+@given(SETTINGS, st.floats(1, 200))
+def test_the_parts_are_the_whole_and_the_longest_context_fits(
+    settings: Settings, gib: float
+) -> None:
+    model, gpus = MODEL.on(settings.tp), [GpuMemory(0, int(gib * GIB))]
+    made = plan(model, settings, gpus)
+    parts = made.weights + made.workspace + made.graphs + made.other + made.kv
+    assert parts == made.limit
+    assert made.limit <= gpus[0].total
+    if made.longest:
+        assert plan(model, replace(settings, context=made.longest), gpus).fits
+    beyond = made.longest + 2 * known.BLOCK
+    if beyond <= model.context:
+        assert not plan(model, replace(settings, context=beyond), gpus).fits
+
+
+@given(SETTINGS, st.floats(1, 200))
+def test_advice_is_true(settings: Settings, gib: float) -> None:
+    """Whatever single change is advised makes it fit when it is made."""
+    gpus = [GpuMemory(index, int(gib * GIB)) for index in range(8)]
+    made = plan(MODEL.on(settings.tp), settings, gpus)
+    for _, remedy in made.problems:
+        for text in remedy.partition(": ")[2].split("; "):
+            key, _, value = text.partition(": ")
+            if key == "max-model-len":
+                other = replace(settings, context=int(value))
+            elif key == "kv-cache-dtype":
+                other = replace(settings, kv_dtype="fp8")
+            elif key == "gpu-memory-utilization":
+                other = replace(settings, utilization=float(value))
+            elif key == "tensor-parallel-size and gpus.count":
+                other = replace(settings, tp=int(value))
+            else:
+                continue
+            assert plan(MODEL.on(other.tp), other, gpus).fits, text
+
+
+def test_workspace_grows_with_what_causes_it() -> None:
+    base = Settings(1, 32_768, 64, 8192)
+    for other in (
+        replace(base, context=65_536),
+        replace(base, batched_tokens=65_536),
+        replace(base, sequences=8192),
+    ):
+        assert workspace(MODEL, other) > workspace(MODEL, base)
+    # 40 rows of 132 bytes for each token of context: what vLLM's own comment computes.
+    longer = replace(base, context=base.context + 163_840)
+    assert workspace(MODEL, longer) - workspace(MODEL, base) >= 865_075_200
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field", "value"),
+    [
+        ({}, "context", 1000),
+        ({}, "utilization", 0.92),
+        ({}, "batched_tokens", 8192),
+        ({"max_model_len": "128k"}, "context", 128_000),
+        ({"max-model-len": "128K"}, "context", 131_072),
+        ({"max-model-len": -1}, "auto", True),
+        ({"max-num-batched-tokens": 64}, "sequences", 64),
+        ({"kv-cache-dtype": "fp8_ds_mla"}, "kv_dtype", "fp8"),
+        ({"kv-cache-dtype": "bfloat16"}, "kv_dtype", "bf16"),
+        ({"enforce-eager": True}, "eager", True),
+        ({"speculative-config": {"method": "mtp"}}, "mtp", True),
+        ({"tensor-parallel-size": None}, "tp", 1),
+    ],
+)
+def test_arguments(arguments: dict[str, Any], field: str, value: object) -> None:
+    found = read_settings(arguments, context=1000, gpu_bytes=96 * GIB)
+    assert getattr(found, field) == value
+
+
+def test_defaults_depend_on_the_gpu() -> None:
+    small = read_settings({}, context=1000, gpu_bytes=48 * GIB)
+    assert (small.batched_tokens, small.sequences) == (2048, 256)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"pipeline-parallel-size": 2}, {"cpu-offload-gb": 4}, {"max-model-len": "long"},
+     {"max-num-seqs": True}],
+)  # fmt: skip
+def test_what_is_not_planned_for_is_said(arguments: dict[str, Any]) -> None:
+    with pytest.raises(UnplannedError, match=next(iter(arguments))):
+        read_settings(arguments, context=1000, gpu_bytes=GIB)
