@@ -24,10 +24,15 @@ _STARTED = (
 
 @dataclass(frozen=True)
 class Found:
-    """What the host says now; `started` in its seconds since 1970, None where nothing runs."""
+    """What the host says now.
+
+    Args:
+        xids: None where the kernel's log cannot be read.
+        started: in the host's seconds since 1970; None where nothing runs.
+    """
 
     gpus: GpuFacts
-    xids: tuple[Xid, ...]
+    xids: tuple[Xid, ...] | None
     started: float | None
 
 
@@ -46,7 +51,8 @@ def gpus(context: Context) -> str:
         raise CheckFailed(*problem)
     least, most = (pick(gpu.memory_used for gpu in used) / GIB for pick in (min, max))
     total = min(gpu.memory_total for gpu in used) / GIB
-    return f"{len(used)} × {least:.1f} to {most:.1f} of {total:.0f} GiB in use, no Xid"
+    said = "the kernel's log cannot be read here" if found.xids is None else "no Xid"
+    return f"{len(used)} × {least:.1f} to {most:.1f} of {total:.0f} GiB in use, {said}"
 
 
 def _look(context: Context) -> Found:
@@ -71,7 +77,7 @@ def parse_started(output: FactOutput) -> float | None:
 def _problem(used: list[Gpu], indices: list[int], found: Found) -> tuple[str, str] | None:
     places = {pci_address(gpu.bus_id): gpu.index for gpu in used}
     since = found.started or 0.0
-    for xid in found.xids:
+    for xid in found.xids or ():
         index = places.get(pci_address(xid.bus_id))
         if index is not None and xid.at is not None and xid.at >= since:
             hint = "`journalctl -k --grep Xid` on the host has more; see `logs --explain`, too"

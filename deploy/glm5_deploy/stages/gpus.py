@@ -70,7 +70,7 @@ def rows(desired: Desired, observed: Observed) -> tuple[Check, ...]:
         count,
         _row("driver", driver(it), _driver_detail(it)),
         _row("capability", capability(it), _capability_detail(it)),
-        _row("gpu health", health(it), "no MIG, no ECC errors, no Xid since the boot"),
+        _row("gpu health", health(it), _health_detail(it)),
         _row("gpu use", memory(it), _memory_detail(it)),
         _row("gpu links", links(it), _links_detail(it)),
         _row("gpu devices", devices(it), f"{len(it.host.devices.nodes)} nodes in /dev"),
@@ -252,7 +252,7 @@ def health(it: Situation) -> Findings:
 def _xids(it: Situation) -> Findings:
     places = {pci_address(gpu.bus_id): gpu.index for gpu in it.gpus}
     last: dict[tuple[int, int], Xid] = {}
-    for xid in it.host.xids:
+    for xid in it.host.xids or ():
         index = places.get(pci_address(xid.bus_id))
         if index is not None and not application_error(xid.number):
             last[index, xid.number] = xid
@@ -260,6 +260,11 @@ def _xids(it: Situation) -> Findings:
         detail = f"Xid {number} on GPU {index}{_ago(xid, it)}: {meaning(number)}"
         hint = "look at `journalctl -k --grep Xid`; reset the GPU or reboot where it still acts up"
         yield Finding("warning", detail, hint)
+
+
+def _health_detail(it: Situation) -> str:
+    unread = "; the kernel's log cannot be read here"
+    return "no MIG, no ECC errors" + (unread if it.host.xids is None else ", no Xid since the boot")
 
 
 def _ago(xid: Xid, it: Situation) -> str:

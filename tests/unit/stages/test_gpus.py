@@ -150,3 +150,37 @@ def test_a_parser_survives_nothing_and_garbage(fact: Any) -> None:  # noqa: ANN4
     for text in texts:
         for returncode in (0, 1, 45, 124, 127):
             fact.parse(FactOutput(returncode, text, "sh: not found"))
+
+
+def test_a_log_that_cannot_be_read_is_not_called_clean() -> None:
+    found, around = facts("rtx-pro-6000-x8")
+    host = replace(bare(), system=system(gpus=found), gpu_host=replace(around, xids=None))
+    rows = {row.name: row for row in preflight(desired(gpus={"count": 8}), host)}
+    assert rows["gpu health"].status == "passed"
+    assert "cannot be read" in rows["gpu health"].detail
+
+
+@pytest.mark.parametrize(
+    ("journal", "dmesg", "status", "numbers"),
+    [
+        ("1799989200.1 h kernel: NVRM: Xid (PCI:0000:41:00): 79, x\nother", "", 0, [79]),
+        ("1799989200.1 h kernel: Linux version 6.8", "", 0, []),
+        ("", "[ 12.5] NVRM: Xid (PCI:0000:41:00): 48, y", 0, [48]),
+        ("", "", 3, None),
+    ],
+)
+def test_the_kernel_log_by_journal_or_dmesg(
+    journal: str, dmesg: str, status: int, numbers: list[int] | None, tmp_path: Path
+) -> None:
+    for program, text in (("journalctl", journal), ("dmesg", dmesg)):
+        (tmp_path / f"{program}.txt").write_text(text)
+        (tmp_path / program).write_text(f"#!/bin/sh\ncat {tmp_path}/{program}.txt\n")
+        (tmp_path / program).chmod(0o755)
+    fact = gpu_host.gpu_host_fact_list("glm5")[2]
+    done = subprocess.run(
+        ["sh", "-c", fact.command.shell()], capture_output=True, text=True, check=False,
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+    )  # fmt: skip
+    found = fact.parse(FactOutput(done.returncode, done.stdout, done.stderr))
+    assert done.returncode == status
+    assert (None if found is None else [xid.number for xid in found]) == numbers

@@ -42,11 +42,13 @@ exit 0
 """
 
 SHOW_KERNEL_LOG = r"""
-command -v journalctl >/dev/null &&
-  log=$(journalctl --dmesg --boot --quiet --no-pager --output=short-unix) || log=$(dmesg)
+log=$(journalctl --dmesg --boot --quiet --no-pager --output=short-unix 2>/dev/null)
+[ -n "$log" ] || log=$(dmesg 2>/dev/null)
+[ -n "$log" ] || exit 3
 printf '%s\n' "$log" | grep -F 'NVRM: Xid' | tail -n 200
 exit 0
 """
+"""Status 3 where nothing at all can be read: no rights, or a container."""
 
 SHOW_DEVICES = r"""
 sed -n '/^Character/,/^$/p' /proc/devices | grep -i nvidia
@@ -160,11 +162,15 @@ class SystemLimits:
 
 @dataclass(frozen=True)
 class GpuHost:
-    """All of this module's facts."""
+    """All of this module's facts.
+
+    Args:
+        xids: None where the kernel's log cannot be read.
+    """
 
     processes: tuple[GpuProcess, ...]
     links: Links
-    xids: tuple[Xid, ...]
+    xids: tuple[Xid, ...] | None
     devices: Devices
     limits: SystemLimits
 
@@ -215,8 +221,10 @@ def _matrix(text: str) -> dict[tuple[int, int], str]:
     return cells
 
 
-def parse_kernel_log(output: FactOutput) -> tuple[Xid, ...]:
-    """Read what `SHOW_KERNEL_LOG` prints."""
+def parse_kernel_log(output: FactOutput) -> tuple[Xid, ...] | None:
+    """Read what `SHOW_KERNEL_LOG` prints; None where the log cannot be read."""
+    if output.returncode != 0:
+        return None
     found = []
     for line in output.stdout.splitlines():
         xid = _XID.search(line)
