@@ -62,7 +62,7 @@ def find_targets(model: torch.nn.Module, plan: Plan, *, all_layers: bool = True)
     for name, parameter in model.named_parameters():
         if DERIVED in name:
             continue
-        _match(model, name, parameter, plan, found)
+        _match(model, name, parameter, plan, found, all_layers)
     left = [each for key, each in plan.parameters.items() if key not in found.used]
     problems = list(found.problems)
     if found.unknown:
@@ -81,7 +81,12 @@ def find_targets(model: torch.nn.Module, plan: Plan, *, all_layers: bool = True)
 
 
 def _match(
-    model: torch.nn.Module, name: str, parameter: torch.Tensor, plan: Plan, found: Targets
+    model: torch.nn.Module,
+    name: str,
+    parameter: torch.Tensor,
+    plan: Plan,
+    found: Targets,
+    all_layers: bool,
 ) -> None:
     path, leaf = name.rsplit(".", 1)
     module = model.get_submodule(path)
@@ -89,7 +94,8 @@ def _match(
     key = (canonical(path), held)
     part = plan.parameters.get(key)
     if part is None:
-        if not (plan.draft and key == ("model.embed_tokens", "weight")):
+        # vLLM gives a draft the model's table, but not across stages of pipeline parallelism.
+        if not (plan.draft and all_layers and key == ("model.embed_tokens", "weight")):
             found.unknown.append(name)
         return
     found.used.add(key)
