@@ -91,20 +91,22 @@ def test_a_model_comes_straight_from_another_host(
 def test_both_at_once_by_users_without_privileges(
     cli: Cli, pair: Deployment, fresh_hosts: list[BedHost]
 ) -> None:
-    first, second = fresh_hosts[:2]
-    for host in (first, second):
+    first, second, third = fresh_hosts
+    pair.names = ("node1", "node2", "node3")
+    pair.hosts["node3"] = pair.hosts["node2"]
+    for host in fresh_hosts:
         host.add_user(USER, "nopasswd")
     try:
         pair.user = USER
         run(cli, pair, "model", "sync", "--host", "node1")
         before = authorized(first, USER)
-        run(cli, pair, "model", "sync", "--host", "node2")
-        assert digests(second) == digests(first)
+        run(cli, pair, "model", "sync", "--host", "node2", "--host", "node3")
+        assert digests(third) == digests(second) == digests(first)
         assert authorized(first, USER) == before
         owner = second.exec(["stat", "-c", "%U", f"{MODEL}/model.safetensors"]).stdout.strip()
         assert owner == USER
     finally:
-        for host in (first, second):
+        for host in fresh_hosts:
             host.remove_user(USER)
 
 
@@ -126,7 +128,7 @@ def test_the_key_of_a_transfer_reads_one_folder_and_nothing_else(
         assert 'restrict,expiry-time="20' in authorized(first)
         found = second.exec(["sh", "-c", f"ls -d {ROOT}/cache/uploads/glm5-copy-*"])
         scratch = found.stdout.strip()
-        ssh = ["ssh", "-F", f"{scratch}/config", "source", "cat", "/etc/shadow"]
+        ssh = ["timeout", "20", "ssh", "-n", "-F", f"{scratch}/config", "source", "cat /etc/shadow"]
         assert "root:" not in second.exec(ssh, check=False).stdout
         rsync = ["rsync", f"--rsh=ssh -F {scratch}/config"]
         write = second.exec([*rsync, "/etc/hostname", "source::model/"], check=False)

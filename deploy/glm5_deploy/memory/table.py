@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from glm5_deploy.memory.constants import GIB
+from glm5_deploy.memory.measured import Measured
 from glm5_deploy.memory.plan import MemoryPlan
 
 if TYPE_CHECKING:
@@ -49,8 +50,22 @@ def rows(made: MemoryPlan) -> Iterator[tuple[str, str, str]]:
     yield "  most sequences", f"{made.kv_tokens // max(settings.context, 1)}", "of full length"
 
 
-def print_plan(host: str, made: MemoryPlan, console: Console | None = None) -> None:
-    """One table a host; problems come with the report."""
+_MEASURED = {
+    "weights": "weights",
+    "CUDA graphs": "graphs",
+    "KV cache": "kv",
+    "  tokens": "kv_tokens",
+}
+
+
+def print_plan(
+    host: str, made: MemoryPlan, told: Measured | None = None, console: Console | None = None
+) -> None:
+    """One table a host; problems come with the report.
+
+    Args:
+        told: what the running server says, for a column of its own.
+    """
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -61,12 +76,22 @@ def print_plan(host: str, made: MemoryPlan, console: Console | None = None) -> N
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     table.add_column("on each GPU", no_wrap=True)
     table.add_column("GiB", justify="right", no_wrap=True)
+    if told is not None:
+        table.add_column("as it runs", justify="right", no_wrap=True)
     table.add_column("", overflow="fold")
     for name, value, remark in rows(made):
-        table.add_row(Text(name), Text(value), Text(remark, style="dim"))
+        beside = [] if told is None else [Text(_measured(name, told))]
+        table.add_row(Text(name), Text(value), *beside, Text(remark, style="dim"))
     console = console or make_console()
     console.print(Text(one_line(host), style=f"bold {colour(host)}"))
     console.print(table)
+
+
+def _measured(name: str, told: Measured) -> str:
+    found = getattr(told, _MEASURED[name]) if name in _MEASURED else None
+    if found is None:
+        return ""
+    return f"{found:,}" if name == "  tokens" else _gib(found)
 
 
 def _gib(size: int) -> str:

@@ -39,6 +39,12 @@ umask 077
 rm -rf -- "$1" && mkdir -p -- "$1" && ssh-keygen -q -t ed25519 -N '' -C "$2" -f "$1/key" &&
   cat -- "$1/key.pub"
 """
+_ROOM = """
+place=$1
+while [ ! -d "$place" ]; do place=$(dirname -- "$place"); done
+df --block-size=1 --output=avail -- "$place" | tail -n 1
+if [ -d "$1" ]; then du --apparent-size --block-size=1 -s -- "$1" | cut -f1; else echo 0; fi
+"""
 _HOST_KEYS = """
 files=$(PATH=$PATH:/usr/sbin sshd -T 2>/dev/null | sed -n 's/^hostkey //p')
 for file in ${files:-/etc/ssh/ssh_host_*_key}; do
@@ -51,6 +57,7 @@ set -eu
 umask 077
 folder=$1 key=$2 mark=$3 seconds=$4
 mkdir -p -- "$HOME/.ssh" && chmod 700 -- "$HOME/.ssh"
+exec 9< "$HOME/.ssh" && flock 9  # several hosts may copy from here at once
 file=$HOME/.ssh/authorized_keys conf=$HOME/.ssh/$mark.conf
 {
   printf 'use chroot = no\\nmunge symlinks = no\\nread only = yes\\nlist = no\\n'
@@ -70,6 +77,7 @@ mv -f -- "$file.$mark" "$file"
 _REVOKE = """
 umask 077
 file=$HOME/.ssh/authorized_keys mark=$1
+exec 9< "$HOME/.ssh" && flock 9
 rm -f -- "$HOME/.ssh/$mark.conf"
 grep -qF -- " $mark" "$file" 2>/dev/null || exit 0
 { grep -vF -- " $mark" "$file" || :; } > "$file.$mark"
@@ -125,6 +133,7 @@ def copy_from_peer(
     """
     source = _look(peer, step)
     manifest = _wanted(peer, step, source)
+    _require_room(host, step, source)
     mark = _mark(host.name, step)
     folder = step.scratch / mark
     try:
@@ -170,6 +179,18 @@ def _wanted(peer: Peer, step: Copy, source: _Source) -> Manifest:
             "correct model.manifest_sha256, or take the model from elsewhere",
         )
     return manifest
+
+
+def _require_room(host: Host, step: Copy, source: _Source) -> None:
+    """Refuse before hours of copying, not after."""
+    found = host.run(script(_ROOM, step.target)).stdout.split()
+    free, held = int(found[0]), int(found[1])
+    if source.bytes - held > free:
+        raise PreflightError(
+            f"{host.name} has {free / 1e9:.0f} GB free at {step.target}, and"
+            f" {(source.bytes - held) / 1e9:.0f} GB are to come",
+            "free some space there, or set root or model.path to a larger disk",
+        )
 
 
 def _mark(target: str, step: Copy) -> str:
@@ -262,6 +283,10 @@ def _close(host: Host, peer: Peer, folder: PurePosixPath, mark: str) -> None:
 
 def _explained(error: Glm5Error, host: Host, peer: Peer) -> Glm5Error:
     """The same, with what to do where the two hosts do not reach each other."""
+    if "Permission denied (publickey" in error.message:
+        who = f"{peer.host.login_user} on {peer.host.name}"
+        hint = f"sshd there must read ~/.ssh/authorized_keys of {who} (AuthorizedKeysFile)"
+        return CommandFailedError(error.message, hint)
     lines = ("Connection refused", "timed out", "No route to host", "Could not resolve hostname")
     if not any(text in error.message for text in lines):
         return error
