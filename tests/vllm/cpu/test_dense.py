@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from glm5_kernel.compat import names
-from glm5_kernel.gguf.cpu.dense import DenseConfig, is_dense, is_sparse
+from glm5_kernel.gguf.cpu.dense import is_dense, is_sparse
 from glm5_kernel.gguf.prepare import prepare
 
 from tests.vllm.cpu.engine import ARGUMENTS
 from tests.vllm.gguf.files import make_files
+
+KERNEL = Path(__file__).parents[3] / "kernel"
 
 
 @pytest.fixture(scope="module")
@@ -56,12 +61,25 @@ def test_beyond_it_is_refused_with_what_would_be_right(gguf: Path, length: int |
         config_for(gguf, max_model_len=length)
 
 
+LOAD = """
+import pickle, sys
+config = pickle.load(sys.stdin.buffer)
+model = config.model_config.hf_config
+print(type(model).__name__, hasattr(model, "index_topk"), model.hidden_size)
+print(type(config.quant_config).__name__, "triton" in sys.modules)
+"""
+
+
 def test_another_process_gets_the_same(gguf: Path) -> None:
-    config = config_for(gguf, max_model_len=64).model_config.hf_config
-    found = pickle.loads(pickle.dumps(config))
-    assert isinstance(found, DenseConfig)
-    assert not hasattr(found, "index_topk")
-    assert vars(found) == vars(config)
+    """The engine and its workers are sent the config before they call a plugin."""
+    sent = pickle.dumps(config_for(gguf, max_model_len=64))
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD], input=sent, capture_output=True, timeout=300, check=False,
+        env=os.environ | {"PYTHONPATH": str(KERNEL)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr.decode()
+    said = done.stdout.decode().splitlines()[-2:]
+    assert said == ["DenseConfig False 256", "CpuGGUFConfig False"]
 
 
 def test_the_indexers_tensors_are_accounted_for(gguf: Path) -> None:

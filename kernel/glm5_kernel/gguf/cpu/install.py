@@ -44,18 +44,29 @@ def install_dense(platform: ModuleType) -> None:
 
 def needs_operations() -> bool:
     """Whether vllm-gguf-plugin cannot be imported as it is: it wants Triton."""
-    return importlib.util.find_spec("triton") is None and OPERATIONS not in sys.modules
+    return importlib.util.find_spec("triton") is None
 
 
-def install_operations() -> None:
-    """Give vllm-gguf-plugin our operations for its kernels, and register it.
-
-    vLLM asks plugins to register one after the other and goes on when one fails, so the plugin may
-    have failed already for want of Triton; its registration may be repeated.
-    """
+def put_operations() -> None:
+    """Have vllm-gguf-plugin find our operations where its own module with kernels would be."""
     from glm5_kernel.gguf.cpu import ops
 
     sys.modules[OPERATIONS] = ops
     plugin: Any = importlib.import_module(PLUGIN)
     plugin.ops = ops
+
+
+def install_operations() -> None:
+    """Give vllm-gguf-plugin our operations for its kernels, and register it.
+
+    vLLM imports all plugins before it calls the first, and goes on when one fails: this one has
+    failed for want of Triton. Its registration may be repeated.
+    """
+    put_operations()
+    plugin: Any = importlib.import_module(PLUGIN)
     plugin.register()
+    from vllm.model_executor.layers.quantization import register_quantization_config
+
+    from glm5_kernel.gguf.cpu.quantization import CpuGGUFConfig
+
+    register_quantization_config("gguf")(CpuGGUFConfig)
