@@ -127,3 +127,7 @@ def test_only_these_parts_reach_into_vllm() -> None:
         path.relative_to(PACKAGE).parts[0] for path in PACKAGE.rglob("*.py") for _ in imported(path)
     }
     assert others <= {*PARTS, "plugin.py", "doctor", "gguf"}
+
+
+def test_the_loader_of_gguf_has_its_names_too() -> None:
+    assert names.missing(names.GGUF) == []
