@@ -91,13 +91,18 @@ def _fill(base: Path, lock: Path, python: str, say: Say) -> None:
     if "+" not in torch:
         say(CUDA_BUILD)
     say(f"downloading torch {torch}")
-    before = set(wheels.iterdir())
     _pip("download", *target, "--no-deps", "-d", wheels, f"torch=={torch}", index=_torch_index())
     if extra:
         _download_with_requirements(wheels, target, lock, extra)
-    added = set(wheels.iterdir()) - before
-    (base / "lock.txt").write_text(compose(lock.read_text(), added))
+    # Not what this call has downloaded: a call before it may have been interrupted.
+    (base / "lock.txt").write_text(compose(lock.read_text(), _unlocked(wheels, lock)))
     (base / _COMPLETE).write_text(json.dumps({"torch": torch}))
+
+
+def _unlocked(wheels: Path, lock: Path) -> list[Path]:
+    """The wheels that the lock does not name: torch, and what it needs."""
+    known = names(lock.read_text())
+    return [each for each in wheels.iterdir() if normalised(each.name.split("-")[0]) not in known]
 
 
 def _find_torch(target: Sequence[str]) -> tuple[str, list[str]]:
@@ -131,10 +136,8 @@ def _download_with_requirements(
     shutil.rmtree(extra, ignore_errors=True)
     plain = [text.partition(";")[0].strip() for text in requirements]
     _pip("download", *target, "-d", extra, *plain)
-    known = names(lock.read_text())
-    for wheel in extra.iterdir():
-        if normalised(wheel.name.split("-")[0]) not in known:
-            wheel.rename(wheels / wheel.name)
+    for wheel in _unlocked(extra, lock):
+        wheel.rename(wheels / wheel.name)
     shutil.rmtree(extra)
 
 
