@@ -88,12 +88,12 @@ def values_of(module: Any) -> torch.Tensor:  # noqa: ANN401
     """A linear layer's weight or a table, decoded by gguf-py, float32 [rows, columns]."""
     weights = getattr(module, "gguf_weights", None)
     if weights is None:
-        return module.weight.detach().float()
+        return module.weight.detach().float().cpu()
     return torch.cat([decoded(getattr(module, name), kind) for name, kind in weights])
 
 
 def decoded(weight: torch.Tensor, kind: int) -> torch.Tensor:
-    values = gguf.quants.dequantize(weight.numpy(), gguf.GGMLQuantizationType(kind))
+    values = gguf.quants.dequantize(weight.cpu().numpy(), gguf.GGMLQuantizationType(kind))
     return torch.from_numpy(np.asarray(values, dtype=np.float32))
 
 
@@ -115,7 +115,7 @@ def parts_of(model: Any, hp: Hyperparameters, tp: int) -> dict[Shared, torch.Ten
     for number, layer in enumerate(model.model.layers):
         for name, value in layer_parts(layer, hp, tp).items():
             found[Shared(f"model.layers.{number}.{name.name}", name.axis)] = value
-    return found
+    return {name: value.detach().cpu() for name, value in found.items()}
 
 
 def layer_parts(layer: Any, hp: Hyperparameters, tp: int) -> dict[Shared, torch.Tensor]:  # noqa: ANN401
