@@ -316,6 +316,7 @@ def file_problems(settings: Node, profile: Node) -> list[ConfigProblem]:
     files = (
         *_named(settings, ("connection", "identity_file"), ("connection", "ssh_config")),
         *_named(profile, ("model", "manifest")),
+        *_named(profile, ("smoke", "golden")),
     )
     return [
         *(_not_there(node, "folder") for node in folders if not Path(node.text or "").is_dir()),

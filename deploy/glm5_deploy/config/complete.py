@@ -125,6 +125,7 @@ _SETTINGS_PATHS: Mapping[tuple[str, ...], _Rewrite] = {
 _PROFILE_PATHS: Mapping[tuple[str, ...], _Rewrite] = {
     ("model", "source"): _absolute,
     ("model", "manifest"): _absolute,
+    ("smoke", "golden"): _absolute,
     ("engine", "lock"): _lock_path,
     ("secrets", "*"): _reference,
     ("model", "fetch_secrets", "*"): _reference,

@@ -373,6 +373,9 @@ class Smoke(Model):
     expect: list[SmokePrompt] = Field(
         default_factory=list, description="Prompts with known greedy answers."
     )
+    golden: Path | None = Field(
+        default=None, description="A local golden.json of make-tiny: greedy tokens to be given."
+    )
     prompt_tokens: int | None = Field(
         default=None, ge=1, description="Length of the long prompt; default: skipped."
     )

@@ -15,6 +15,7 @@ from glm5_deploy.kernel_doctor import LIMIT, examine_served, summary
 from glm5_deploy.smoke import backend
 from glm5_deploy.smoke.api import AnswerError, Streamed, choice, quoted, shorten, usage
 from glm5_deploy.smoke.context import PROMPT, CheckFailed, CheckSkipped, Context, Probe
+from glm5_deploy.smoke.golden import golden, same_tokens
 from glm5_deploy.smoke.gpus import gpus
 from glm5_deploy.smoke.needle import needle
 
@@ -164,22 +165,8 @@ def expectation(prompt: SmokePrompt, context: Context) -> str:
             f"{quoted(prompt.contains, 40)} is not in {quoted(text, 80)}", _UNEXPECTED
         )
     if prompt.tokens is not None:
-        _same_tokens(prompt.tokens, found.get("token_ids"))
+        same_tokens(prompt.tokens, found.get("token_ids"), _UNEXPECTED)
     return quoted(text, 60)
-
-
-def _same_tokens(wanted: list[int], found: object) -> None:
-    if not isinstance(found, list):
-        raise CheckFailed(
-            "the server returns no token ids", "vLLM does from 0.11 on (return_token_ids)"
-        )
-    if found != wanted:
-        pairs = enumerate(zip(wanted, found, strict=False))
-        at = next((i for i, (want, got) in pairs if want != got), min(len(wanted), len(found)))
-        raise CheckFailed(
-            f"token {at + 1} differs: {found[at : at + 3]}…, expected {wanted[at : at + 3]}…",
-            _UNEXPECTED,
-        )
 
 
 def long_prompt(context: Context) -> str:
@@ -366,6 +353,7 @@ def suite(context: Context) -> list[tuple[str, Probe]]:
         ("greedy twice", greedy),
         ("log-probabilities", logprobs),
         *expected,
+        *([("golden tokens", golden)] if context.profile.smoke.golden is not None else []),
         ("long prompt", long_prompt),
         *([("needle", needle)] if context.profile.smoke.needle is not None else []),
         ("concurrency", concurrent),

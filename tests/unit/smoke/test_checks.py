@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -149,6 +150,34 @@ def test_the_haystack_holds_its_needle_at_its_depth() -> None:
         lines = text.split(". ")
         assert lines[part] == "The locker in the station has the number 12345"
         assert len(set(lines)) == 1002
+
+
+def golden_file(folder: Path, tokens: list[int], **more: Any) -> str:  # noqa: ANN401
+    prompts = [{"name": "long", "prompt": [5] * 600, "tokens": tokens}]
+    path = folder / "golden.json"
+    path.write_text(json.dumps({"format": 1, "prompts": prompts} | more))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "more", "status", "detail"),
+    [
+        ([1, 2, 3], {}, "passed", "3 tokens as the reference's, after 600"),
+        ([1, 2, 9], {}, "failed", "long (600 tokens): token 3 differs: [3]…, expected [9]…"),
+        ([1], {"format": 2}, "failed", "format 2; 1 is right"),
+        ([1], {"prompts": []}, "failed", "it holds no prompt"),
+        ([], {}, "failed", "or an empty one"),
+        ([1], {"prompts": 7}, "failed", "golden.json: "),
+    ],
+)
+def test_golden_tokens(
+    tokens: list[int], more: dict[str, Any], status: str, detail: str, serve: Server, smoke: Smoke,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    path = golden_file(tmp_path, tokens, **more)
+    row = smoke(serve(smoke={"golden": path}), api_key=None)["golden tokens"]
+    assert row.status == status
+    assert detail in row.detail
 
 
 GPU_HEAD = ",".join((*PLAIN_FIELDS, *NEWER_FIELDS))
