@@ -86,5 +86,15 @@ def test_the_kernel_ships_inside(installed: Installed, tmp_path: Path) -> None:
     assert "glm5_kernel/__init__.py" in zipfile.ZipFile(wheel).namelist()
 
 
+def test_gguf_headers_are_read_with_the_kernel_that_ships_inside(
+    installed: Installed, tmp_path: Path
+) -> None:
+    code = (
+        "from glm5_deploy.kernel_package import require_kernel_package as r; r();"
+        "from glm5_kernel.gguf import inspect; print(inspect.__file__)"
+    )
+    assert "_data/wheels/glm5_kernel-" in installed.run("python", "-c", code, cwd=tmp_path)
+
+
 def test_two_builds_are_the_same_bytes(installed: Installed, tmp_path: Path) -> None:
     assert build(tmp_path / "again").read_bytes() == installed.wheel.read_bytes()

@@ -19,6 +19,7 @@ from glm5_deploy.stages.manifest import parse_manifest
 from glm5_deploy.stages.observed import Observed, observe
 
 Planned = Callable[[Observed], list[Change]]
+Prepared = Callable[[Desired, Observed], list[Change]]
 
 
 @dataclass
@@ -39,7 +40,7 @@ class ModelRun:
             PreflightError: there are no files.
             CommandFailedError: a file is missing, or is not what the manifest says.
         """
-        return self._carry_out("model verify", self._verification)
+        return self._carry_out("model verify", self._verification, system.folders)
 
     def sync(self, *, again: bool) -> HostOutcome:
         """Bring what is missing, and verify.
@@ -57,7 +58,9 @@ class ModelRun:
                 " from",
                 "set model.source, model.source_host or model.fetch",
             )
-        return self._carry_out("model sync", lambda observed: self._delivery(observed, again))
+        return self._carry_out(
+            "model sync", lambda observed: self._delivery(observed, again), system.plan
+        )  # fmt: skip
 
     def _verification(self, observed: Observed) -> list[Change]:
         if not observed.deployment.model_files:
@@ -82,12 +85,13 @@ class ModelRun:
         built = [change for change in built if change.action != "verify"]
         return [*system.plan(desired, observed), *built, *wanted]
 
-    def _carry_out(self, name: str, planned: Planned) -> HostOutcome:
+    def _carry_out(self, name: str, planned: Planned, prepared: Prepared) -> HostOutcome:
+        """Work under the lock; a host that has no folder for one yet gets it first."""
         before = observe(self.host, self.desired.target)
         if not planned(before):
             return self._outcome(before)
-        if before.deployment.folders is None or not before.deployment.folders:
-            self._apply(system.plan(self.desired, before))
+        if not before.deployment.folders:
+            self._apply(prepared(self.desired, before))
         with locked(self.host, self.desired.paths.state, name):
             self._apply(planned(observe(self.host, self.desired.target)))
         return self._outcome(observe(self.host, self.desired.target))

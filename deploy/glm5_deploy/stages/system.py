@@ -131,7 +131,7 @@ def plan(desired: Desired, observed: Observed) -> list[Change]:
     return [
         *_packages(desired, observed),
         *_user(desired, observed),
-        *_folders(desired, observed),
+        *folders(desired, observed),
         *programs(desired, observed),
         *_python_tree(desired, observed),
     ]
@@ -164,7 +164,8 @@ def _user(desired: Desired, observed: Observed) -> list[Change]:
     ]
 
 
-def _folders(desired: Desired, observed: Observed) -> list[Change]:
+def folders(desired: Desired, observed: Observed) -> list[Change]:
+    """Ours, where they are missing or belong to somebody else."""
     login = observed.system.machine.user
     present = observed.deployment.folders or {}
     wanted = dict.fromkeys(desired.paths.folders, "root")
@@ -174,7 +175,7 @@ def _folders(desired: Desired, observed: Observed) -> list[Change]:
     if not wrong:
         return []
     owners = {owner: [p for p in wrong if wrong[p] == owner] for owner in wrong.values()}
-    steps = tuple(Run(script(_MAKE, owner, *folders)) for owner, folders in owners.items())
+    steps = tuple(Run(script(_MAKE, owner, *paths)) for owner, paths in owners.items())
     return [Change(STAGE, "create", str(desired.paths.root), f"{len(wrong)} folders", steps)]
 
 
