@@ -31,6 +31,10 @@ from glm5_kernel.gguf.slicing import (
 from glm5_kernel.gguf.staging import BUFFERS, CHUNK, THREADS, Buffer, OpenFiles
 from glm5_kernel.gguf.types import row_bytes
 
+DECODED = 16
+"""Part of a chunk that is decoded at a time: numpy's float32 take ten times the bytes of 4-bit
+blocks, several times over, in every thread."""
+
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
@@ -150,7 +154,8 @@ def _jobs(fill: Fill, hp: Hyperparameters, chunk: int) -> Iterator[_Job]:
     piece = fill.pieces[0]
     shape = shape_of(piece.info, stacked=fill.stacked)
     row = row_bytes(piece.kind, shape.columns)
-    for each in chunks(shape, fill.part, row, chunk):
+    decoded = not fill.raw and not piece.kind.is_float
+    for each in chunks(shape, fill.part, row, chunk // DECODED if decoded else chunk):
         yield _chunk_job(fill, piece, shape, row, each)
 
 
