@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 from glm5_deploy.demo.bed import Bed, BedHost
 
 from tests.e2e.conftest import Cli
-from tests.e2e.deployment import CONTROL, ROOT, Deployment, current, exists, set_faults
-from tests.e2e.gpu_hosts import become, restore
-from tests.unit.gguf.support import SMALL, write_model
+from tests.e2e.deployment import ROOT, current, exists, set_faults
+from tests.e2e.gpu_hosts import Site, become, restore
 
 UNIT = "glm5-glm-5.service"
 GpuHost = Callable[[str], None]
@@ -26,42 +22,6 @@ def gpu_host(fresh_host: BedHost) -> Iterator[GpuHost]:
     set_faults(fresh_host)
     yield lambda recording: become(fresh_host, recording, UNIT)
     restore(fresh_host, UNIT)
-
-
-class Site:
-    """An inventory with a profile that ships, and what a test host must have otherwise."""
-
-    def __init__(self, folder: Path, bed: Bed) -> None:
-        self.deployment = Deployment(folder, bed)
-        model = self.deployment.model
-        (model / "model.safetensors").unlink()
-        for name in ("tokenizer.json", "tokenizer_config.json"):
-            (model / name).write_text("{}\n")
-        # Large enough for eight GPUs to share; the file takes no room.
-        shape = replace(SMALL, heads=8, context=202752)
-        first = write_model(model, shape, split=2)[0]
-        self.vars: dict[str, Any] = {"gguf": first.name}
-        self.override: dict[str, Any] = {
-            "model": {"source": "model"},
-            "engine": {"lock": "lock.txt", "python": "3.11", "kernel": False},
-            "serve": {"args": {
-                "control": CONTROL, "kernel-line": True, "backend": "TRITON_MLA_SPARSE"
-            }},
-            "secrets": {"VLLM_API_KEY": "${env:FAKE_KEY}"},
-            "needs": {"compiler": False, "libraries": [], "disk_gib": 0.1, "memory_gib": 0.1},
-            "limits": {"load": 20, "smoke": 60, "stop": 10},
-            "smoke": {"expect": [{"prompt": "count", "max_tokens": 3, "text": " one two three"}]},
-        }  # fmt: skip
-
-    def write(self) -> Path:
-        path = self.deployment.write()
-        document = yaml.safe_load(path.read_text())
-        host = document["hosts"]["node1"]
-        host |= {"profile": "glm-5", "vars": self.vars, "override": self.override}
-        document["defaults"].pop("profile", None)
-        document["profiles"] = []
-        path.write_text(yaml.safe_dump(document, sort_keys=False))
-        return path
 
 
 @pytest.fixture

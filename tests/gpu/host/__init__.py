@@ -1,0 +1,1 @@
+"""The whole path of glm5-deploy on a real GPU host; `walk.py` is the program."""
