@@ -26,7 +26,7 @@ def register(app: typer.Typer) -> None:
     """Add the command."""
     app.command(
         "demo",
-        help="Try it all on a throwaway host on this machine: boot it, deploy a tiny model on"
+        help="Try it all on a throwaway host on this machine: boot it, deploy a tiny GLM-5 on"
         " real vLLM, smoke-test it and show its logs. Example: glm5-deploy demo",
     )(demo)
 
@@ -62,7 +62,7 @@ def _prepare(place: Place) -> None:
     """Everything before the first command: host, wheels, model, inventory."""
     from glm5_deploy.demo.place import python_of
     from glm5_deploy.demo.rootfs import build_rootfs, require_prerequisites, rootfs_folder
-    from glm5_deploy.demo.tiny_model import write_tiny_model
+    from glm5_deploy.demo.tiny_model import FOLDER
 
     require_prerequisites()
     place.folder.mkdir(parents=True, exist_ok=True)
@@ -76,8 +76,8 @@ def _prepare(place: Place) -> None:
     _say("==> wheels of vLLM for the CPU (downloaded once)")
     wheels = _wheels(python)
     _say(f"    {wheels.folder}, torch {wheels.torch}")
-    _say("==> a tiny model that knows the alphabet")
-    _say(f"    {write_tiny_model(place.model)}")
+    _say("==> a tiny GLM-5 in GGUF: random weights, and what transformers answers with them")
+    _say(f"    {FOLDER}")
     _boot(place)
     place.write_api_key()
     place.write_inventory(place.bed(), wheels, python)

@@ -25,6 +25,9 @@ PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 # Resolved for 3.12, which needs all that the others need; newer releases of these drop 3.11.
 PINS = ("networkx==3.6.1", "numpy==2.3.5")
 
+PLUGINS = ("vllm-gguf-plugin==0.0.5",)
+"""What vLLM needs to load GGUF files, and gguf with it."""
+
 HEADER = f"""\
 # vLLM 0.32.0 for the CPU, Linux on x86-64, Python {PYTHONS[0]} to {PYTHONS[-1]}, as of {AS_OF}.
 # Everything but torch {TORCH_VERSION}, which `glm5-deploy demo` adds from what the machine has.
@@ -80,7 +83,7 @@ def compile_lock() -> str:
                 "--no-emit-package=torch",
                 "--quiet",
             ],
-            input=f"vllm=={VLLM_CPU_SHIMS[0].version}\n".encode(),
+            input="\n".join((f"vllm=={VLLM_CPU_SHIMS[0].version}", *PLUGINS)).encode(),
             env={"UV_SYSTEM_CERTS": "true", "UV_FIND_LINKS": ""},
         )
     kept = [line for line in text.splitlines() if not line.startswith(("#", "--"))]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from glm5_deploy.demo import tiny_model
 from glm5_deploy.demo.bed import Bed
 from glm5_deploy.demo.wheelhouse import Wheelhouse
 from glm5_deploy.run.local import state_folder
@@ -27,7 +28,7 @@ class Place:
     """A demo's own folder.
 
     Args:
-        folder: model, API key and inventory lie here.
+        folder: API key and inventory lie here.
     """
 
     folder: Path
@@ -35,10 +36,6 @@ class Place:
     @property
     def inventory(self) -> Path:
         return self.folder / "inventory.yml"
-
-    @property
-    def model(self) -> Path:
-        return self.folder / "model"
 
     @property
     def api_key(self) -> Path:
@@ -82,7 +79,7 @@ def completed(
         "connection": {**bed.connection(HOST), **host["connection"]},
         "wheelhouse": str(wheels.folder),
         "override": {
-            "model": {"source": str(place.model)},
+            "model": {"source": str(tiny_model.FOLDER)},
             "engine": {"lock": str(wheels.lock), "python": python},
             "secrets": {"VLLM_API_KEY": f"${{file:{place.api_key}}}"},
         },

@@ -10,6 +10,7 @@ import yaml
 from glm5_deploy.config.load import load_inventory, resolve
 from glm5_deploy.demo.bed import Bed, BedError, BedHost
 from glm5_deploy.demo.place import HOST, Place
+from glm5_deploy.demo.tiny_model import FOLDER
 from glm5_deploy.demo.wheelhouse import Wheelhouse
 
 COMMITTED = Path(__file__).parents[3] / "inventory" / "demo.yml"
@@ -18,7 +19,7 @@ COMMITTED = Path(__file__).parents[3] / "inventory" / "demo.yml"
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
     place = Place(tmp_path / "demo")
-    place.model.mkdir(parents=True)
+    place.folder.mkdir(parents=True)
     (tmp_path / "lock.txt").write_text("")
     (tmp_path / "wheels").mkdir()
     bed = Bed(tmp_path / "bed")
@@ -37,7 +38,7 @@ def test_the_completed_inventory_loads(place: Place, tmp_path: Path) -> None:
     assert target.name == HOST
     assert target.settings.connection.address == "10.89.0.10"
     assert target.settings.wheelhouse == tmp_path / "wheels"
-    assert target.profile.model.source == place.model
+    assert target.profile.model.source == FOLDER
     assert target.profile.engine.lock == str(tmp_path / "lock.txt")
     assert target.profile.engine.python == "3.13"
     assert target.profile.secrets == {"VLLM_API_KEY": f"${{file:{place.api_key}}}"}

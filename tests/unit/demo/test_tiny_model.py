@@ -1,81 +1,63 @@
-"""The tiny model: the same bytes everywhere, and files that their readers would accept."""
+"""The demo's tiny GLM-5: the file that its command makes, and what the profile expects of it."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import struct
 from pathlib import Path
 
 import pytest
-from glm5_deploy.demo.tiny_model import VOCABULARY, next_token, write_tiny_model
+import yaml
+from glm5_deploy.demo.tiny_model import FOLDER
+from glm5_kernel.gguf.inspect import hyperparameters_of
+from glm5_kernel.gguf.shards import open_model
 
-WEIGHTS_SHA256 = "946bdc775053a6b326ba00116ff8bf2bf25a405d68383265f5aca70756f508fc"
-"""Of the file that vLLM 0.32.0 served when the profile's expected answers were recorded."""
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("model"))
-
-
-def test_the_weights_are_the_recorded_ones(folder: Path) -> None:
-    content = (folder / "model.safetensors").read_bytes()
-    assert hashlib.sha256(content).hexdigest() == WEIGHTS_SHA256
+PROFILE = Path(__file__).parents[3] / "inventory" / "profiles" / "demo-cpu.yml"
+GGUF = FOLDER / "glm5-tiny-q8_0.gguf"
+SHA256 = "c703fd1ad2d960fd2b90b0ca778bca80f215da270784c8f95c790ac898f09aab"
+"""Of the weights that transformers answered with when golden.json was written."""
 
 
-def test_tensors_fill_the_file_without_gaps(folder: Path) -> None:
-    content = (folder / "model.safetensors").read_bytes()
-    (length,) = struct.unpack("<Q", content[:8])
-    header = json.loads(content[8 : 8 + length])
-    assert header.pop("__metadata__") == {"format": "pt"}
-    end = 0
-    for tensor in header.values():
-        start, end_of_tensor = tensor["data_offsets"]
-        size = 2
-        for dimension in tensor["shape"]:
-            size *= dimension
-        assert (start, end_of_tensor) == (end, end + size)
-        end = end_of_tensor
-    assert len(content) == 8 + length + end
-    assert (8 + length) % 8 == 0
+def test_the_weights_are_the_recorded_ones() -> None:
+    assert hashlib.sha256(GGUF.read_bytes()).hexdigest() == SHA256
 
 
-def test_every_byte_is_one_token_of_its_own_number(folder: Path) -> None:
-    tokenizer = json.loads((folder / "tokenizer.json").read_text())
-    vocabulary = tokenizer["model"]["vocab"]
-    assert sorted(vocabulary.values()) == list(range(256))
-    assert vocabulary["a"] == ord("a")
-    assert vocabulary["Ġ"] == ord(" ")
-    assert [token["id"] for token in tokenizer["added_tokens"]] == list(range(256, 261))
+def test_the_file_is_a_whole_glm5() -> None:
+    model = open_model(str(GGUF))
+    assert hyperparameters_of(model).architecture == "glm-dsa"
+    config = json.loads((FOLDER / "config.json").read_text())
+    assert config["architectures"] == ["GlmMoeDsaForCausalLM"]
+    assert hyperparameters_of(model).layers == config["num_hidden_layers"]
 
 
-@pytest.mark.parametrize(
-    ("character", "following"),
-    [
-        ("a", "b"),
-        ("z", "a"),
-        ("A", "B"),
-        ("Z", "A"),
-        ("0", "1"),
-        ("9", "0"),
-        (" ", "a"),
-        ("\n", "a"),
-    ],
-)
-def test_what_comes_next(character: str, following: str) -> None:
-    assert chr(next_token(ord(character))) == following
+def test_the_profile_expects_what_transformers_answered() -> None:
+    profile = yaml.safe_load(PROFILE.read_text())
+    golden = json.loads((FOLDER / "golden.json").read_text())["prompts"]
+    context = profile["serve"]["args"]["max-model-len"]
+    fitting = [
+        {"prompt": each["text"], "max_tokens": len(each["tokens"]), "text": each["answer"],
+         "tokens": each["tokens"]}
+        for each in golden
+        if len(each["prompt"]) + len(each["tokens"]) <= context
+    ]  # fmt: skip
+    assert profile["smoke"]["expect"] == fitting
+    assert len(fitting) == 2
 
 
-def test_every_token_has_a_follower() -> None:
-    assert all(0 <= next_token(token) < 128 for token in range(VOCABULARY))
+def test_no_expected_token_is_a_close_call() -> None:
+    golden = json.loads((FOLDER / "golden.json").read_text())["prompts"]
+    assert min(each["margin"] for each in golden) > 0.1
 
 
-def test_right_files_keep_their_times(folder: Path) -> None:
-    before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
-    (folder / "config.json").write_text("{}")
-    write_tiny_model(folder)
-    assert json.loads((folder / "config.json").read_text())["model_type"] == "llama"
-    for path, time in before.items():
-        if path.name != "config.json":
-            assert path.stat().st_mtime_ns == time
+def test_the_context_is_what_the_indexer_selects() -> None:
+    """With more, vLLM on the CPU would refuse the model."""
+    profile = yaml.safe_load(PROFILE.read_text())
+    config = json.loads((FOLDER / "config.json").read_text())
+    assert profile["serve"]["args"]["max-model-len"] <= config["index_topk"]
+
+
+@pytest.mark.parametrize("key", ["serve", "required"])
+def test_what_the_profile_names_is_there(key: str) -> None:
+    named = yaml.safe_load(PROFILE.read_text())["model"][key]
+    for pattern in [named] if isinstance(named, str) else named:
+        assert list(FOLDER.glob(pattern)), pattern
