@@ -294,7 +294,7 @@ def memory(it: Situation) -> Findings:
     wanted = float(share) if isinstance(share, int | float | str) else DEFAULT_UTILIZATION
     for gpu in it.gpus:
         ours, others = _processes(it, gpu)
-        held = _held_by_others(gpu, ours, others)
+        held = _held_by_others(gpu, ours, others, _serving(it))
         free = gpu.memory_total - held
         if gpu.memory_total and free < wanted * gpu.memory_total:
             detail = (
@@ -311,21 +311,28 @@ def memory(it: Situation) -> Findings:
 
 
 def _processes(it: Situation, gpu: Gpu) -> tuple[list[GpuProcess], list[GpuProcess]]:
+    """Our own server's and the others'. In a container ours may be one that cannot be seen."""
     incumbent = it.observed.deployment.incumbent
     names = {it.desired.paths.unit} | ({incumbent.unit} if incumbent is not None else set())
+    names |= {"?"} if _serving(it) else set()
     here = [process for process in it.host.processes if process.gpu == gpu.uuid]
     ours = [process for process in here if process.unit in names]
     return ours, [process for process in here if process.unit not in names]
 
 
-def _held_by_others(gpu: Gpu, ours: list[GpuProcess], others: list[GpuProcess]) -> int:
-    if ours and all(process.memory is not None for process in ours):
-        # What is left is the others', whether or not they can be seen from here.
-        left = gpu.memory_used - sum(process.memory or 0 for process in ours)
-        return max(left, 0) if left > IDLE_BYTES or others else 0
-    if ours:
+def _serving(it: Situation) -> bool:
+    incumbent = it.observed.deployment.incumbent
+    return it.observed.unit.active or (incumbent is not None and incumbent.running)
+
+
+def _held_by_others(
+    gpu: Gpu, ours: list[GpuProcess], others: list[GpuProcess], serving: bool
+) -> int:
+    """Bytes. What no process here accounts for is our running server's, else somebody's."""
+    if serving and not (ours and all(process.memory is not None for process in ours)):
         return sum(process.memory or 0 for process in others)
-    return gpu.memory_used if gpu.memory_used > IDLE_BYTES or others else 0
+    left = gpu.memory_used - sum(process.memory or 0 for process in ours)
+    return max(left, 0) if left > IDLE_BYTES or others else 0
 
 
 def _who(others: list[GpuProcess]) -> str:
@@ -333,7 +340,7 @@ def _who(others: list[GpuProcess]) -> str:
         return "processes that cannot be seen here (another container, or a dead server's workers)"
     named = [
         f"{process.name.rpartition('/')[2]} (pid {process.pid}"
-        f"{', ' + process.unit if process.unit else ''})"
+        f"{', ' + process.unit if process.unit.strip('?') else ''})"
         for process in others
     ]
     return ", ".join(dict.fromkeys(named))

@@ -20,6 +20,9 @@ STATE_BYTES = GIB // 10
 VENV_INODES = 100_000
 """An environment of vLLM has some sixty thousand files, and uv's cache holds them by links."""
 
+INODES_PER_GIB = 25_000
+"""Of smaller environments."""
+
 
 @dataclass(frozen=True)
 class Writing:
@@ -68,14 +71,10 @@ def _writings(desired: Desired, observed: Observed) -> Iterator[Writing]:
     # One that is layered on the host's own vLLM takes next to nothing.
     building = venv is not None and venv.base is None
     building = building and venv.identifier not in observed.deployment.venvs  # type: ignore[union-attr]
-    size = int(profile.needs.disk_gib * GIB) if building else 0
-    yield Writing(
-        paths.root / "venvs",
-        "environment",
-        size,
-        VENV_INODES if building else 0,
-        runs=desired.venv is not None,
-    )
+    gib = profile.needs.disk_gib if building else 0
+    files = int(min(VENV_INODES, gib * INODES_PER_GIB))
+    runs = desired.venv is not None
+    yield Writing(paths.root / "venvs", "environment", int(gib * GIB), files, runs)
     missing = _missing_model_bytes(desired, observed)
     if missing:
         yield Writing(paths.model, "model", missing)

@@ -25,6 +25,7 @@ from glm5_deploy.stages.observed import Observed
 from glm5_deploy.stages.preflight import preflight
 
 from tests.unit.stages.situation import NOW, bare, desired, system
+from tests.unit.stages.situation import unit as unit_state
 
 TESTS = Path(__file__).parents[2]
 RECORDINGS = TESTS / "fakes" / "gpus"
@@ -73,7 +74,9 @@ def facts(name: str) -> tuple[gpu.GpuFacts, gpu_host.GpuHost]:
     processes = run(listed["gpu_processes"], recording).stdout
     for pid, unit in said.get("units", {}).items():
         lines = processes.splitlines()
-        processes = "\n".join(f"{unit}{line}" if f" {pid}," in line else line for line in lines)
+        processes = "\n".join(
+            f"{unit}|{line.partition('|')[2]}" if f" {pid}," in line else line for line in lines
+        )
     links = run(listed["gpu_links"], recording).stdout
     links = links.partition("--- iommu\n")[0] + "--- iommu\n" + "\n".join(said["iommu"])
     nodes = "\n".join([*said["majors"], "--- nodes", *said["nodes"], "--- groups", ""])
@@ -184,3 +187,34 @@ def test_the_kernel_log_by_journal_or_dmesg(
     found = fact.parse(FactOutput(done.returncode, done.stdout, done.stderr))
     assert done.returncode == status
     assert (None if found is None else [xid.number for xid in found]) == numbers
+
+
+@pytest.mark.parametrize(
+    ("serving", "seen", "status"),
+    [
+        (True, [], "passed"),
+        (True, [("?", 85004)], "passed"),
+        (True, [("?", None)], "passed"),
+        (True, [("?", 85004), ("docker.service", 9000)], "failed"),
+        (True, [("?", 85004), ("docker.service", 900)], "warning"),
+        (False, [], "failed"),
+        (False, [("?", 85004)], "failed"),
+    ],
+)
+def test_in_a_container_our_running_server_cannot_be_seen(
+    serving: bool, seen: list[tuple[str, int | None]], status: str
+) -> None:
+    found, around = facts("h200")
+    gpu_used = replace(found.gpus[0], memory_used=(85012 + sum(m or 0 for _, m in seen[1:])) << 20)
+    listed = tuple(
+        gpu_host.GpuProcess(gpu_used.uuid, 7 + n, None if mib is None else mib << 20, "x", unit)
+        for n, (unit, mib) in enumerate(seen)
+    )
+    active = unit_state(LoadState="loaded", ActiveState="active" if serving else "inactive")
+    host = replace(
+        bare(), system=system(gpus=replace(found, gpus=(gpu_used,))), unit=active,
+        gpu_host=replace(around, processes=listed),
+    )  # fmt: skip
+    wanted = desired(gpus={"count": 1}, serve={"args": {"gpu-memory-utilization": 0.95}})
+    rows = {row.name: row for row in preflight(wanted, host)}
+    assert rows["gpu use"].status == status

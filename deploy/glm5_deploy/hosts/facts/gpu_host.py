@@ -21,11 +21,13 @@ fields=gpu_uuid,pid,used_memory,process_name
 rows=$(nvidia-smi --query-compute-apps=$fields --format=csv,noheader,nounits) || exit 1
 printf '%s\n' "$rows" | while IFS= read -r row; do
   pid=$(printf '%s' "$row" | cut -d , -f 2 | tr -d ' ')
-  unit=$(grep -o '[^/]*\.service' "/proc/$pid/cgroup" 2>/dev/null | tail -n 1)
+  unit=?
+  [ -d "/proc/$pid" ] && unit=$(grep -o '[^/]*\.service' "/proc/$pid/cgroup" | tail -n 1)
   printf '%s|%s\n' "$unit" "$row"
 done
 """
-"""Each process on a GPU, after the systemd unit that it belongs to."""
+"""Each process on a GPU, after the systemd unit that it belongs to; ``?`` where the process is not
+among those that can be seen here, as in a container."""
 
 SHOW_LINKS = r"""
 command -v nvidia-smi >/dev/null || exit 45
@@ -81,7 +83,8 @@ class GpuProcess:
     Args:
         gpu: UUID.
         memory: bytes; None where the driver does not say (containers).
-        unit: the systemd service that it is part of; empty where it is none.
+        unit: the systemd service that it is part of; empty where it is none, ``?`` where the
+            process cannot be seen.
     """
 
     gpu: str
