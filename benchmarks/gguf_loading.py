@@ -129,9 +129,11 @@ def child(path: Path, rank: int, size: int) -> dict[str, Any]:
         torch.zeros(1, device="cuda")
     else:
         import tests.vllm.gguf.conftest  # noqa: F401  (vLLM's models are made without a GPU)
-    from vllm.plugins import load_general_plugins
+    import vllm_gguf_plugin
+    from glm5_kernel.plugin import register
 
-    load_general_plugins()
+    register()
+    vllm_gguf_plugin.register()
     from glm5_kernel.gguf import loader
     from vllm.v1.worker.workspace import init_workspace_manager
 
@@ -191,7 +193,10 @@ def measure(folder: Path, gigabytes: float, quant: str, tps: Sequence[int], runs
         rows.append({"what": "pinned", "cached": left, "seconds": read_pinned(paths)})
         for tp in tps:
             left = drop(paths)
-            rows.append({"what": "load", "cached": left} | in_child(paths[0], tp - 1, tp))
+            try:
+                rows.append({"what": "load", "cached": left} | in_child(paths[0], tp - 1, tp))
+            except subprocess.CalledProcessError as error:
+                print(f"loading rank {tp - 1} of {tp} failed: exit {error.returncode}", flush=True)
     return {
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
         "cpus": os.cpu_count(),

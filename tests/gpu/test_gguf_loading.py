@@ -22,10 +22,12 @@ if importlib.util.find_spec("libgguf") is not None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _registered() -> None:
-    from vllm.plugins import load_general_plugins
+    import vllm_gguf_plugin
+    from glm5_kernel.plugin import register
     from vllm.v1.worker.workspace import init_workspace_manager
 
-    load_general_plugins()
+    register()
+    vllm_gguf_plugin.register()
     init_workspace_manager(torch.device("cuda"))
 
 
