@@ -135,4 +135,5 @@ def shape_of(found: Inspection, tp: int) -> ModelShape:
         context=hp.context,
         indexer_row=dim + dim // 128 * 4,
         topk=0 if hp.indexer is None else hp.indexer.topk,
+        rope=hp.rope,
     )

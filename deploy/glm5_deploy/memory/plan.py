@@ -26,6 +26,8 @@ class ModelShape:
         possible: numbers of GPUs that the weights can be cut among, with the bytes on each.
         indexer_row: bytes of an indexer's key with its scale; 0 without an indexer.
         topk: tokens that the indexer selects; 0 without one.
+        context: the longest that it was made for.
+        rope: dimensions of a head that carry its position.
     """
 
     tp: int
@@ -42,6 +44,7 @@ class ModelShape:
     context: int
     indexer_row: int
     topk: int
+    rope: int = 64
 
     def on(self, tp: int) -> ModelShape:
         """The same, cut among another number of GPUs."""
@@ -73,7 +76,7 @@ class MemoryPlan:
 
     Args:
         limit: what vLLM may take of it.
-        weights: with the indexer's buffer of selections.
+        weights: with what is made with them: the indexer's buffer, the table of positions.
         workspace: the largest batch's, at its peak.
         kv: for the KV cache; negative where the rest does not fit.
         kv_tokens: tokens of context that it holds.
@@ -159,10 +162,11 @@ def _without_problems(model: ModelShape, settings: Settings, gpu: GpuMemory) -> 
 
 def _parts(model: ModelShape, settings: Settings) -> tuple[int, int, int, int]:
     """Weights, workspace, graphs and the rest."""
-    selections = settings.batched_tokens * model.topk * 4
+    # The indexer's buffer, and sines and cosines of all positions: made with the model.
+    tables = settings.batched_tokens * model.topk * 4 + model.context * model.rope * 2
     other = known.DRIVER + (known.COLLECTIVES if model.tp > 1 else 0)
     graphs = 0 if settings.eager else known.GRAPHS
-    return model.weights + selections, workspace(model, settings), graphs, other
+    return model.weights + tables, workspace(model, settings), graphs, other
 
 
 def _kv(limit: int, parts: tuple[int, ...], settings: Settings) -> int:

@@ -1,6 +1,6 @@
 """The whole path on one host: preflight, up, smoke, logs, again, changed, failed, back, down.
 
-usage: python tests/gpu/host/walk.py --inventory FILE --host NAME --out DIR
+usage: python tests/gpu/host/walk.py --inventory FILE --host NAME --out DIR [--memory]
 
 The inventory names a host that serves nothing yet, and a profile whose smoke test it passes. Each
 step is a run of ``glm5-deploy`` as a user types it. DIR gets what each said (NN-NAME.txt), and
@@ -109,12 +109,30 @@ def back(found: dict[str, Any], before: Mapping[str, dict[str, Any]]) -> None:
     require(found["release"] == before["up"]["release"], f"on {found['release']}, not the first")
 
 
-def steps() -> tuple[Step, ...]:
-    """The walk; the JSON of a step is read where it has a check."""
+WITHIN = {"weights": 0.03, "kv_tokens": 0.05}
+"""How far the memory plan may be from what vLLM reports."""
+
+
+def as_planned(found: dict[str, Any], _: Mapping[str, Any]) -> None:
+    ratios = (found.get("memory") or {}).get("planned_over_measured") or {}
+    for name, share in WITHIN.items():
+        require(name in ratios, f"vLLM's journal says nothing of {name}")
+        text = f"{name}: planned {ratios.get(name)} of what vLLM reports"
+        require(abs(ratios.get(name, 0) - 1) <= share, text)
+
+
+def steps(*, memory: bool = False) -> tuple[Step, ...]:
+    """The walk; the JSON of a step is read where it has a check.
+
+    Args:
+        memory: compare the memory plan with what the server reports: a GGUF model on GPUs.
+    """
+    plan = (Step("memory", ("plan", "--memory"), check=as_planned),) if memory else ()
     return (
         Step("preflight", ("preflight",), check=ready),
         Step("up", ("up",), check=served),
         Step("smoke", ("smoke",), check=ready),
+        *plan,
         Step("logs", ("logs", "-n", "200")),
         Step("again", ("up",), check=unchanged),
         Step("changed", ("up",), CHANGED, check=another),
@@ -226,9 +244,11 @@ def main() -> int:
     parser.add_argument("--inventory", type=Path, required=True)
     parser.add_argument("--host", required=True)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--memory", action="store_true", help="check the memory plan, too")
     given = parser.parse_args()
+    walk = Walk(given.inventory.resolve(), given.host, given.out)
     try:
-        Walk(given.inventory.resolve(), given.host, given.out).run(steps())
+        walk.run(steps(memory=given.memory))
     except WalkError as error:
         print(error, file=sys.stderr)
         return 1
