@@ -127,6 +127,7 @@ def _run(
             if not free:
                 free.append(_finish(*pending.popleft(), report))
             buffer = free.popleft()
+            buffer.prepare(job.nbytes)
             pending.append((job, buffer, pool.submit(job.read, files, buffer)))
         while pending:
             free.append(_finish(*pending.popleft(), report))

@@ -69,22 +69,29 @@ class OpenFiles:
 
 
 class Buffer:
-    """Memory that is read into, page-locked where a GPU copies from it."""
+    """Memory that is read into, page-locked where a GPU copies from it.
+
+    `prepare` and `copied_from` belong to the thread whose GPU it is: a call to CUDA from another
+    one would make a context on the first GPU there.
+    """
 
     def __init__(self, size: int, *, pinned: bool) -> None:
-        self.tensor = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
+        self._pinned = pinned
+        self._tensor = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
         self._event: Any = None
 
-    def array(self, nbytes: int) -> Bytes:
-        """Its first bytes, once nothing copies from them any more."""
+    def prepare(self, nbytes: int) -> None:
+        """Wait until nothing copies from it any more, and have room for so many bytes."""
         if self._event is not None:
             self._event.synchronize()
             self._event = None
-        if nbytes > self.tensor.numel():
-            # A row longer than a chunk: rare, and then it stays so large.
-            pinned = self.tensor.is_pinned()
-            self.tensor = torch.empty(nbytes, dtype=torch.uint8, pin_memory=pinned)
-        found: Bytes = self.tensor[:nbytes].numpy()
+        if nbytes > self._tensor.numel():
+            # More than a chunk: kv_b_proj of a layer, or a very long row. It stays so large.
+            self._tensor = torch.empty(nbytes, dtype=torch.uint8, pin_memory=self._pinned)
+
+    def array(self, nbytes: int) -> Bytes:
+        """Its first bytes."""
+        found: Bytes = self._tensor[:nbytes].numpy()
         return found
 
     def copied_from(self, device: torch.device) -> None:
