@@ -135,7 +135,8 @@ def _pip(arguments: Iterable[str], total: int, told: Told) -> None:
         for line in process.stdout:
             match = _COMING.match(line)
             if match:
-                told(f"{match['what']} {match['version']}", count / max(total, 1))
+                name = match["what"].rpartition("/")[2]
+                told(f"{name} {match['version']}", count / max(total, 1))
                 count += 1
             said.append(line.rstrip())
     if process.returncode:

@@ -267,3 +267,52 @@ def test_a_broken_connection_is_tried_again_while_it_gets_on(tmp_path: Path) -> 
     done = deliver(folder, "12", "sh", "-c", script)
     assert done.returncode == 0, done.stderr
     assert sorted(os.listdir(folder)) == ["0", "1"]
+
+
+class _Quiet:
+    """Events that nobody sees."""
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        return lambda *_: None
+
+
+QUIET: Any = _Quiet()
+
+# --- the commands --------------------------------------------------------------------------------
+
+
+def test_a_command_of_the_environment_has_it_built_first_and_no_doctor_asked(
+    tmp_path: Path,
+) -> None:
+    from glm5_deploy.hosts.fake import FakeHost
+    from glm5_deploy.run.cancel import Cancel
+    from glm5_deploy.run.model import ModelRun
+
+    lock = tmp_path / "engine.txt"
+    lock.write_text("x==1 --hash=sha256:00\n")
+    spec = {"name": "tiny", "fetch": ["{venv}/bin/hf", "download", "{folder}"]}
+    want = replace(
+        desired(lock, model=spec, engine={"python": "3.11", "kernel": True}), manifest=None
+    )
+    run = ModelRun(FakeHost(), want, QUIET, Cancel())
+    changes = run._delivery(bare(), again=False)
+    told = [f"{change.stage} {change.action}" for change in changes]
+    assert told[-3:] == ["venv create", "kernel install", "model sync"]
+    assert "kernel verify" not in told
+    assert want.venv is not None
+    job = changes[-1].steps[0]
+    assert isinstance(job, Transient)
+    assert f"/opt/glm5/venvs/{want.venv.identifier}/bin/hf" in job.command.argv
+    whole = complete(want)
+    assert run._delivery(whole, again=False) == []
+    assert [change.stage for change in run._delivery(whole, again=True)] == ["model"]
+
+
+def test_sync_wants_to_know_where_from() -> None:
+    from glm5_deploy.hosts.fake import FakeHost
+    from glm5_deploy.run.cancel import Cancel
+    from glm5_deploy.run.model import ModelRun
+
+    run = ModelRun(FakeHost(), from_elsewhere(), QUIET, Cancel())
+    with pytest.raises(UsageError, match="does not say where its model comes from"):
+        run.sync(again=False)
