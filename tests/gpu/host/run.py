@@ -1,0 +1,334 @@
+"""On a GPU machine: boot a host with its GPUs inside, deploy GLM-5 to it, and walk the whole path.
+
+usage: python3 tests/gpu/host/run.py --out DIR [--tp 2] [--gpus INDEX …] [--model-only]
+
+Wants what `pack.sh` packed and `unpack.sh` unpacked. Makes a GLM-5 GGUF of at least 1 GB in three
+files with GLM-5's widths (once), boots the host (once), writes the inventory and walks (walk.py).
+With --tp 2 the walk is short, then vLLM's custom all-reduce is switched on. DIR gets transcripts,
+timings and results.json; the status is 0 where everything was as it should be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[3]
+sys.path[:0] = [str(ROOT), str(ROOT / "deploy"), str(ROOT / "kernel")]
+
+FIRM = 6.0
+"""A golden answer counts where its margin is so many times what computing in bf16 moves: an fp8
+cache and activations of 8 bits together move it some four times as far."""
+
+SHAPE = ("--dims", "real", "--layers", "3", "--experts", "8", "--vocab", "8192", "--split", "3")
+UNIT = "glm5-glm-5.service"
+ENGINE_PATH = (
+    "/opt/torch/.venv/bin:/usr/local/nvidia/bin:/usr/local/cuda/bin:/usr/local/bin:/usr/bin:/bin"
+    ":/opt/gcc/bin"
+)
+ENGINE = {
+    "PATH": ENGINE_PATH,
+    "CUDA_HOME": "/usr/local/cuda",
+    "LD_LIBRARY_PATH": "/usr/local/nvidia/lib64",
+    # NVLink multicast can take a shared host out of service.
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "NVSHMEM_DISABLE_NVLS": "1",
+    "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
+}
+CUSTOM = {"serve": {"args": {"disable-custom-all-reduce": False}}}
+NO_SUCH_GPU = {"environment": {"CUDA_VISIBLE_DEVICES": "9"}}
+
+
+@dataclass
+class Session:
+    """Folders, and what was seen."""
+
+    place: Path
+    site: Path
+    models: Path
+    host: Path
+    out: Path
+    python: str
+    began: float = field(default_factory=time.monotonic)
+    seconds: dict[str, float] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    def say(self, text: str) -> None:
+        print(f"[{time.monotonic() - self.began:5.0f} s] {text}", flush=True)
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        start = time.monotonic()
+        yield
+        self.seconds[name] = round(time.monotonic() - start, 1)
+        self.say(f"{name}: {self.seconds[name]} s")
+
+
+def make_model(session: Session, shape: Sequence[str]) -> Path:
+    """The model's folder; made where it is not there yet."""
+    folder = session.models / "glm-5"
+    if (folder / "made").exists():
+        return folder
+    env = {**os.environ, "PYTHONPATH": f"{ROOT / 'kernel'}:{session.site}"}
+    log = session.out / "make-tiny.txt"
+    with session.timed("model"), log.open("w") as file:
+        command = [session.python, "-m", "glm5_kernel", "make-tiny", str(folder), *shape]
+        subprocess.run(command, env=env, stdout=file, stderr=file, check=True)
+    for path in (session.models, folder):
+        path.chmod(0o755)
+    for path in folder.iterdir():
+        path.chmod(0o644)
+    (folder / "made").touch()
+    return folder
+
+
+def firm_golden(folder: Path, out: Path, times: float = FIRM) -> Path | None:
+    """A golden.json of the answers that rounding cannot turn; None where there is none."""
+    path = folder / "golden.json"
+    if not path.is_file():
+        return None
+    document = json.loads(path.read_text())
+    kept = [each for each in document["prompts"] if each["margin"] >= times * each["rounding"]]
+    if not kept:
+        return None
+    out.write_text(json.dumps({**document, "prompts": kept}))
+    return out
+
+
+def boot(session: Session) -> None:
+    """The host, once."""
+    if (session.host / "root").exists():
+        return
+    with session.timed("boot"):
+        script = session.place / "gpu_host.sh"
+        done = subprocess.run(
+            ["bash", str(script), str(session.place / "debs")],
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=120,
+        )  # fmt: skip
+        said = f"{done.stdout}{done.stderr}"
+        (session.out / "boot.txt").write_text(said)
+    if done.returncode:
+        raise SystemExit(f"the host did not boot:\n{said[-3000:]}")
+
+
+def write_tools(session: Session) -> Path:
+    """Commands that run the host's ssh and rsync here, where they are not installed."""
+    folder = session.place / "bin"
+    folder.mkdir(parents=True, exist_ok=True)
+    top = session.host / "x"
+    libraries = f"{top}/usr/lib/x86_64-linux-gnu:{top}/lib/x86_64-linux-gnu"
+    for name in ("ssh", "rsync", "ssh-keygen"):
+        if not (top / "usr/bin" / name).exists():
+            continue
+        path = folder / name
+        path.write_text(f'#!/bin/sh\nLD_LIBRARY_PATH={libraries} exec {top}/usr/bin/{name} "$@"\n')
+        path.chmod(0o755)
+    return folder
+
+
+def write_inventory(
+    session: Session, folder: Path, golden: Path | None, options: argparse.Namespace
+) -> Path:
+    """The inventory of inventory.py for this machine."""
+    import yaml
+
+    from tests.gpu.host.inventory import NAME, inventory
+
+    first = sorted(folder.glob("*.gguf"))[0]
+    document = inventory(
+        str(folder), first.name, golden or folder / "golden.json", session.python,
+        site=[str(session.site)], gpus=options.tp, environment=ENGINE,
+        ssh={
+            "address": "127.0.0.1", "port": 2222, "user": "root",
+            "identity_file": str(session.host / "id"), "known_hosts": str(session.host / "known"),
+        },
+    )  # fmt: skip
+    override = document["hosts"][NAME]["override"]
+    if golden is None:
+        override["smoke"]["golden"] = None
+    if options.gpus:
+        override["gpus"]["devices"] = options.gpus
+    path = session.out / "inventory.yml"
+    path.write_text(yaml.safe_dump(document, sort_keys=False))
+    return path
+
+
+def noted(session: Session, check: Callable[..., None]) -> Callable[..., None]:
+    """The check, whose complaint is written down and does not end the walk."""
+
+    def lenient(found: dict[str, Any], before: Mapping[str, dict[str, Any]]) -> None:
+        from tests.gpu.host.walk import WalkError
+
+        (session.out / "memory.json").write_text(json.dumps(found.get("memory"), indent=1))
+        try:
+            check(found, before)
+        except WalkError as error:
+            session.problems.append(str(error))
+            session.say(f"PROBLEM {error}")
+
+    return lenient
+
+
+def chosen_steps(session: Session, tp: int) -> list[Any]:
+    """All steps of the walk, or with several GPUs the few that differ there."""
+    from tests.gpu.host.walk import Step, another, ready, steps
+
+    whole = {step.name: step for step in steps(memory=True)}
+    memory = whole["memory"]
+    assert memory.check is not None
+    whole["memory"] = dataclasses.replace(memory, check=noted(session, memory.check))
+    if tp == 1:
+        return list(whole.values())
+    short = [whole[name] for name in ("preflight", "up", "smoke", "memory", "logs")]
+    return [
+        *short,
+        Step("custom-all-reduce", ("up",), CUSTOM, check=another),
+        Step("custom-smoke", ("smoke",), CUSTOM, check=ready),
+        Step("custom-logs", ("logs", "-n", "200"), CUSTOM),
+        Step("down", ("down", "--yes"), CUSTOM),
+    ]
+
+
+def on_host(session: Session, name: str, command: str, seconds: float = 120) -> None:
+    """Keep what a command says on the host; it is no part of the verdict."""
+    ssh = [
+        str(session.place / "bin/ssh"), "-q", "-p", "2222", "-i", str(session.host / "id"),
+        "-o", f"UserKnownHostsFile={session.host / 'known'}", "-o", "BatchMode=yes",
+        "root@127.0.0.1", command,
+    ]  # fmt: skip
+    try:
+        done = subprocess.run(
+            ssh, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds,
+            check=False,
+        )  # fmt: skip
+        said = f"$ {command}\n{done.stdout}{done.stderr}[exit {done.returncode}]\n"
+    except (OSError, subprocess.TimeoutExpired) as error:
+        said = f"$ {command}\n{type(error).__name__}: {error}\n"
+    (session.out / f"host-{name}.txt").write_text(said)
+
+
+def look(session: Session) -> None:
+    """The unit, its exposure and its journal, the doctor and the GPUs."""
+    on_host(session, "unit", f"systemctl cat {UNIT}; systemctl show {UNIT}")
+    on_host(session, "security", f"systemd-analyze security --no-pager {UNIT}")
+    on_host(session, "journal", f"journalctl --no-pager -o short-iso -u {UNIT} | tail -n 4000")
+    on_host(session, "gpus", "nvidia-smi; nvidia-smi topo -m")
+
+
+def explain(session: Session, inventory: Path) -> None:
+    """A server that is told of a GPU that is not there: `up` goes back and says why."""
+    from tests.gpu.host.inventory import NAME
+    from tests.gpu.host.walk import Step, Walk, WalkError
+
+    walk = Walk(inventory, NAME, session.out / "explain", program(session))
+    try:
+        walk.run([
+            Step("up", ("up",)),
+            Step("no-such-gpu", ("up",), NO_SUCH_GPU, exit_code=4),
+            Step("explained", ("logs", "--explain", "-n", "1000")),
+            Step("down", ("down", "--yes")),
+        ])  # fmt: skip
+    except WalkError as error:
+        session.problems.append(f"explain: {error}")
+    text = "".join(path.read_text() for path in sorted(walk.out.glob("*.txt")))
+    if "no-such-gpu" not in text:
+        session.problems.append("explain: no-such-gpu is not named anywhere")
+
+
+def program(session: Session) -> tuple[str, ...]:
+    """What is `glm5-deploy`."""
+    return (session.python, "-m", "glm5_deploy")
+
+
+def walk(session: Session, inventory: Path, tp: int, explained: bool) -> None:
+    """Walk, then look, whatever came of it."""
+    from tests.gpu.host.inventory import NAME
+    from tests.gpu.host.walk import Walk, WalkError
+
+    steps = chosen_steps(session, tp)
+    going = Walk(inventory, NAME, session.out / "walk", program(session))
+    try:
+        with session.timed("walk"):
+            going.run(steps)
+    except WalkError as error:
+        session.problems.append(str(error))
+        session.say(f"PROBLEM {error}")
+    look(session)
+    if explained and not session.problems:
+        with session.timed("explain"):
+            explain(session, inventory)
+
+
+def environment(session: Session) -> None:
+    """For `glm5-deploy`, which has packages of its own, and the host's ssh and rsync."""
+    parts = sorted((session.place / "operator").glob("*"))
+    folders = [*parts, ROOT / "deploy", ROOT / "kernel", ROOT]
+    sys.path[:0] = [str(part) for part in parts]
+    os.environ["PYTHONPATH"] = ":".join(map(str, folders))
+    os.environ["PATH"] = f"{session.place / 'bin'}:{os.environ['PATH']}"
+    os.environ["HOME"] = str(session.place / "home")
+    Path(os.environ["HOME"]).mkdir(parents=True, exist_ok=True)
+
+
+def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--place", type=Path, default=Path("/tmp/glm5"), help="unpack.sh's")
+    parser.add_argument("--site", type=Path, default=Path("/opt/site"), help="vLLM's folder")
+    parser.add_argument("--models", type=Path, default=Path("/opt/models"))
+    parser.add_argument("--host", type=Path, default=Path("/h"), help="gpu_host.sh's")
+    parser.add_argument("--python", default="/opt/torch/.venv/bin/python3", help="on the host")
+    parser.add_argument("--tp", type=int, default=1, help="GPUs of the server")
+    parser.add_argument("--gpus", type=int, nargs="*", help="their indices; default: the first")
+    parser.add_argument("--no-explain", dest="explain", action="store_false")
+    parser.add_argument("--model-only", action="store_true", help="make the model and no more")
+    parser.add_argument("--shape", nargs=argparse.REMAINDER, default=list(SHAPE),
+                        help="last: arguments of make-tiny instead of ours")  # fmt: skip
+    return parser.parse_args(given)
+
+
+def main() -> int:
+    options = parse()
+    options.out.mkdir(parents=True, exist_ok=True)
+    session = Session(
+        options.place.resolve(), options.site, options.models, options.host,
+        options.out.resolve(), options.python,
+    )  # fmt: skip
+    folder = make_model(session, options.shape)
+    if options.model_only:
+        return 0
+    size = sum(path.stat().st_size for path in folder.glob("*.gguf"))
+    golden = firm_golden(folder, session.out / "golden.json")
+    session.say(f"{size / 1e9:.2f} GB; golden tokens: {'yes' if golden else 'NONE IS FIRM'}")
+    boot(session)
+    write_tools(session)
+    environment(session)
+    inventory = write_inventory(session, folder, golden, options)
+    try:
+        walk(session, inventory, options.tp, options.explain and options.tp == 1)
+    finally:
+        about = {
+            "tp": options.tp, "gguf_bytes": size, "golden": golden is not None,
+            "seconds": session.seconds, "problems": session.problems,
+        }  # fmt: skip
+        (session.out / "results.json").write_text(json.dumps(about, indent=1) + "\n")
+        shutil.copy(folder / "config.json", session.out / "config.json")
+    for problem in session.problems:
+        print(f"PROBLEM {problem}")
+    return 1 if session.problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
