@@ -31,7 +31,7 @@ FIRM = 6.0
 """A golden answer counts where its margin is so many times what computing in bf16 moves: an fp8
 cache and activations of 8 bits together move it some four times as far."""
 
-SHAPE = ("--dims", "real", "--layers", "3", "--experts", "8", "--vocab", "8192", "--split", "3")
+SHAPE = ("--dims", "real", "--layers", "2", "--experts", "16", "--vocab", "8192", "--split", "3")
 UNIT = "glm5-glm-5.service"
 ENGINE_PATH = (
     "/opt/torch/.venv/bin:/usr/local/nvidia/bin:/usr/local/cuda/bin:/usr/local/bin:/usr/bin:/bin"
