@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import fcntl
 import json
 import os
 import shutil
@@ -77,7 +78,14 @@ class Session:
 
 
 def make_model(session: Session, shape: Sequence[str]) -> Path:
-    """The model's folder; made where it is not there yet."""
+    """The model's folder; made where it is not there yet. Waits for another that is making it."""
+    session.models.mkdir(parents=True, exist_ok=True)
+    with (session.models / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _made_model(session, shape)
+
+
+def _made_model(session: Session, shape: Sequence[str]) -> Path:
     folder = session.models / "glm-5"
     if (folder / "made").exists():
         return folder

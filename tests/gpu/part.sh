@@ -1,0 +1,108 @@
+#!/usr/bin/env bash
+# On the GPU machine, after unpack.sh: one part of the proof, from the commit that was packed.
+#   bash /tmp/glm5/head/tests/gpu/part.sh PART [SECONDS] [ARGUMENT…]
+# ARGUMENTs go to the part's program. $OUT/PART.tar.gz gets what it wrote, also where it fails or its
+# SECONDS are over. CUDA_VISIBLE_DEVICES chooses a GPU. The parts:
+#   model        make the model of the parts host and host-tp2, in the background
+#   pytest       tests on the GPU; those of the doctor alone, last: they fill the GPU
+#   indexer      the indexer's benchmark; needs the GPU for itself
+#   serve        our attention and indexer against stock vLLM, with throughput
+#   stress       our servers under long prompts, five rounds: does one hang?
+#   gguf         GLM-5 from GGUF against transformers
+#   loading      how fast a file of 20 GB loads, beside dd
+#   host         the whole path to a host with systemd
+#   serve-tp2, gguf-tp2, host-tp2      the same on two GPUs
+set -uo pipefail
+part=${1:?which part}
+place=${PLACE:-/tmp/glm5}
+site=${SITE:-/opt/site}
+head=$(cd "$(dirname "$0")/../.." && pwd)
+results=${OUT:?a folder for the results}
+out=$place/out/$part
+mkdir -p "$out"
+cd "$head" || exit 1
+
+export PYTHONUNBUFFERED=1 CUDA_HOME=${CUDA_HOME:-/usr/local/cuda} VLLM_HOST_IP=127.0.0.1
+export VLLM_NO_USAGE_STATS=1 HF_HUB_OFFLINE=1 VLLM_USE_FLASHINFER_SAMPLER=0
+# NVLink multicast can take a shared host out of service.
+export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 NVSHMEM_DISABLE_NVLS=1
+
+case $part in
+  pytest) limit=330 ;;
+  indexer) limit=200 ;;
+  stress | gguf-tp2 | serve-tp2) limit=250 ;;
+  gguf) limit=330 ;;
+  loading) limit=300 ;;
+  *) limit=560 ;;
+esac
+limit=${2:-$limit}
+shift $(($# < 2 ? $# : 2))
+started=$(date +%s)
+
+pack() {
+  cp "$place/kept/commit" "$out/" 2>/dev/null
+  tar czf "$results/$part.tar.gz" -C "$place/out" "$part"
+  echo "== $part: $(($(date +%s) - started)) s"
+}
+trap pack EXIT
+
+# The program ends itself before its limit where it can, and is ended at it otherwise.
+within() { timeout -k 20 -s TERM "$limit" "$@" 2>&1 | tee -a "$out/said.txt"; }
+on_site() { PYTHONPATH=$site within "$@"; }
+serve() {
+  within python3 tests/gpu/serve/run.py --kept "$place/kept" --site "$site" --out "$out" \
+    --seconds $((limit - 25)) "$@"
+}
+gguf() {
+  within env PYTHONPATH="$site" python3 tests/gpu/gguf_serve/run.py --kept "$place/kept" \
+    --site "$site" --out "$out" --seconds $((limit - 25)) "$@"
+}
+host() {
+  # PyYAML and the rest of glm5-deploy's packages come from the folders that unpack.sh filled.
+  within python3 tests/gpu/host/run.py --place "$place" --site "$site" --out "$out" "$@"
+}
+pytests() { # NAME ARGUMENT…
+  local name=$1
+  shift
+  PYTHONPATH=$site timeout -k 10 "$limit" python3 -m pytest -q -p no:cacheprovider "$@" \
+    > "$out/$name.txt" 2>&1
+  local status=$?
+  tail -n 12 "$out/$name.txt"
+  return $status
+}
+
+case $part in
+  model)
+    PYTHONPATH=$site setsid nohup python3 tests/gpu/host/run.py --model-only --out "$out" \
+      --site "$site" "$@" > "$out/said.txt" 2>&1 < /dev/null &
+    ;;
+  pytest)
+    pytests most -n 8 tests/gpu/test_indexer_ops.py tests/gpu/test_gguf_ops.py \
+      tests/gpu/test_gguf_loading.py "$@"
+    most=$?
+    pytests doctor tests/gpu/test_doctor.py || exit
+    exit $most
+    ;;
+  indexer)
+    on_site python3 benchmarks/indexer.py --replays 1 > "$out/warm.txt"
+    on_site python3 benchmarks/indexer.py --output "$out/indexer-h200.json" "$@"
+    ;;
+  serve) serve --part throughput --part stock --part ours "$@" ;;
+  stress)
+    serve --part throughput --bench ours-bf16 --bench ours-fp8 \
+      --load 1x8000 --load 8x8000 --load 64x8000 "$@"
+    ;;
+  gguf) gguf --part single "$@" ;;
+  loading)
+    on_site python3 benchmarks/gguf_loading.py "${MODELS:-/opt/models}/large" \
+      --output "$out/gguf_loading-h200.json" "$@"
+    ;;
+  host) host "$@" ;;
+  serve-tp2) serve --part tp2 "$@" ;;
+  gguf-tp2) gguf --part tp2 "$@" ;;
+  host-tp2) host --tp 2 "$@" ;;
+  *)
+    echo "no such part: $part" >&2
+    exit 2
+    ;;
+esac
