@@ -4,7 +4,7 @@
 built for CUDA cannot run here, but their Python files import beside a CPU build of torch: those
 alone are taken from their wheels (tens of megabytes, not 300), kept, and put on PYTHONPATH.
 
-usage: python -m tests.vllm.environment    (in .venv, at the root of a checkout)
+usage: python -m tests.vllm.environment [primary|others]    (in .venv, at the root of a checkout)
 """
 
 from __future__ import annotations
@@ -57,11 +57,12 @@ RELEASES = (
 )
 
 
-def main() -> None:
+def main(which: str = "") -> None:
+    wanted = {"primary": RELEASES[:1], "others": RELEASES[1:]}.get(which, RELEASES)
     with ThreadPoolExecutor() as pool:
-        releases = list(pool.map(python_files, RELEASES))
+        folders = pool.map(python_files, wanted)
         make_environment()
-    for release, folder in zip(RELEASES, releases, strict=True):
+    for release, folder in zip(wanted, folders, strict=True):
         print(release.version, folder, ENVIRONMENT / "triton", sep="\t")
 
 
@@ -203,4 +204,4 @@ def _say(text: str) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])
