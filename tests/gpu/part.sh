@@ -77,7 +77,9 @@ case $part in
       --site "$site" "$@" > "$out/said.txt" 2>&1 < /dev/null &
     ;;
   pytest)
-    pytests most -n 8 tests/gpu/test_indexer_ops.py tests/gpu/test_gguf_ops.py \
+    workers=()
+    python3 -c 'import xdist' 2> /dev/null && workers=(-n 8)
+    pytests most "${workers[@]}" tests/gpu/test_indexer_ops.py tests/gpu/test_gguf_ops.py \
       tests/gpu/test_gguf_loading.py "$@"
     most=$?
     pytests doctor tests/gpu/test_doctor.py || exit
@@ -99,7 +101,7 @@ case $part in
     ;;
   host) host "$@" ;;
   serve-tp2) serve --part tp2 "$@" ;;
-  gguf-tp2) gguf --part tp2 "$@" ;;
+  gguf-tp2) gguf --part tp2 --results "$place/out/gguf/gguf-h200.json" "$@" ;;
   host-tp2) host --tp 2 "$@" ;;
   *)
     echo "no such part: $part" >&2

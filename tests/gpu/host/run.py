@@ -1,6 +1,6 @@
 """On a GPU machine: boot a host with its GPUs inside, deploy GLM-5 to it, and walk the whole path.
 
-usage: python3 tests/gpu/host/run.py --out DIR [--tp 2] [--gpus INDEX …] [--model-only]
+usage: python3 tests/gpu/host/run.py --out DIR [--tp 2] [--gpus INDEX …] [--eager] [--explain]
 
 Wants what `pack.sh` packed and `unpack.sh` unpacked. Makes a GLM-5 GGUF of at least 1 GB in three
 files with GLM-5's widths (once), boots the host (once), writes the inventory and walks (walk.py).
@@ -16,6 +16,7 @@ import fcntl
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -166,6 +167,8 @@ def write_inventory(
     override = document["hosts"][NAME]["override"]
     if golden is None:
         override["smoke"]["golden"] = None
+    if options.eager:
+        override["serve"]["args"]["enforce-eager"] = True
     if options.gpus:
         override["gpus"]["devices"] = options.gpus
     path = session.out / "inventory.yml"
@@ -300,7 +303,8 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--python", default="/opt/torch/.venv/bin/python3", help="on the host")
     parser.add_argument("--tp", type=int, default=1, help="GPUs of the server")
     parser.add_argument("--gpus", type=int, nargs="*", help="their indices; default: the first")
-    parser.add_argument("--no-explain", dest="explain", action="store_false")
+    parser.add_argument("--eager", action="store_true", help="no compilation: loads in half")
+    parser.add_argument("--explain", action="store_true", help="break a server, too: three loads")
     parser.add_argument("--model-only", action="store_true", help="make the model and no more")
     parser.add_argument("--shape", nargs=argparse.REMAINDER, default=list(SHAPE),
                         help="last: arguments of make-tiny instead of ours")  # fmt: skip
@@ -309,6 +313,8 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main() -> int:
     options = parse()
+    # What was seen until then is written down.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     options.out.mkdir(parents=True, exist_ok=True)
     session = Session(
         options.place.resolve(), options.site, options.models, options.host,
@@ -325,11 +331,12 @@ def main() -> int:
     environment(session)
     inventory = write_inventory(session, folder, golden, options)
     try:
-        walk(session, inventory, options.tp, options.explain and options.tp == 1)
+        walk(session, inventory, options.tp, options.explain)
     finally:
         about = {
-            "tp": options.tp, "gguf_bytes": size, "golden": golden is not None,
-            "seconds": session.seconds, "problems": session.problems,
+            "tp": options.tp, "eager": options.eager, "gguf_bytes": size,
+            "golden": golden is not None, "seconds": session.seconds,
+            "problems": session.problems,
         }  # fmt: skip
         (session.out / "results.json").write_text(json.dumps(about, indent=1) + "\n")
         shutil.copy(folder / "config.json", session.out / "config.json")
