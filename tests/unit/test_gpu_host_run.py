@@ -1,0 +1,88 @@
+"""What a GPU machine runs (tests/gpu/host/run.py), as far as it needs no GPU."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from glm5_deploy.config.load import load_inventory
+
+from tests.gpu.host import run
+from tests.gpu.host.walk import WalkError, steps
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> run.Session:
+    model = tmp_path / "models" / "glm-5"
+    model.mkdir(parents=True)
+    for number in (1, 2):
+        (model / f"glm5-0000{number}-of-00002.gguf").touch()
+    return run.Session(
+        tmp_path, Path("/opt/site"), model.parent, tmp_path / "h", tmp_path, "/usr/bin/python3"
+    )
+
+
+def options(**more: Any) -> argparse.Namespace:  # noqa: ANN401
+    return argparse.Namespace(**{"tp": 1, "gpus": None, "eager": False, **more})
+
+
+def golden(folder: Path, *pairs: tuple[float, float]) -> None:
+    prompts = [{"name": str(n), "margin": m, "rounding": r} for n, (m, r) in enumerate(pairs)]
+    (folder / "golden.json").write_text(json.dumps({"format": 1, "prompts": prompts}))
+
+
+def test_only_answers_that_rounding_cannot_turn_are_golden(tmp_path: Path) -> None:
+    golden(tmp_path, (0.7, 0.1), (0.5, 0.1), (0.2, 0.01))
+    kept = run.firm_golden(tmp_path, tmp_path / "kept.json")
+    assert kept is not None
+    assert [each["name"] for each in json.loads(kept.read_text())["prompts"]] == ["0", "2"]
+
+
+def test_no_golden_answers_are_none(tmp_path: Path) -> None:
+    assert run.firm_golden(tmp_path, tmp_path / "kept.json") is None
+    golden(tmp_path, (0.1, 0.1))
+    assert run.firm_golden(tmp_path, tmp_path / "kept.json") is None
+
+
+def test_the_walk_is_whole_on_one_gpu_and_short_on_two(session: run.Session) -> None:
+    assert [each.name for each in run.chosen_steps(session, 1)] == [
+        each.name for each in steps(memory=True)
+    ]
+    names = [each.name for each in run.chosen_steps(session, 2)]
+    assert names == [
+        "preflight", "up", "smoke", "memory", "logs", "custom-all-reduce", "custom-smoke",
+        "custom-logs", "down",
+    ]  # fmt: skip
+
+
+def test_a_plan_that_is_off_is_noted_and_the_walk_goes_on(session: run.Session) -> None:
+    def wrong(*_: Any) -> None:  # noqa: ANN401
+        raise WalkError("weights: planned 1.5")
+
+    run.noted(session, wrong)({"memory": {"weights": 1}}, {})
+    assert session.problems == ["weights: planned 1.5"]
+    assert json.loads((session.out / "memory.json").read_text()) == {"weights": 1}
+
+
+def test_the_inventory_holds_and_names_what_was_asked(session: run.Session) -> None:
+    folder = session.models / "glm-5"
+    path = run.write_inventory(session, folder, None, options(tp=2, gpus=[1, 3], eager=True))
+    document = yaml.safe_load(path.read_text())["hosts"]["gpu1"]
+    assert document["vars"]["gguf"] == "glm5-00001-of-00002.gguf"
+    assert document["override"]["gpus"]["devices"] == [1, 3]
+    assert document["override"]["smoke"]["golden"] is None
+    assert document["override"]["serve"]["args"]["enforce-eager"] is True
+    load_inventory(path)  # raises where a key or a value is not right
+
+
+def test_tools_of_the_host_run_with_its_libraries(session: run.Session) -> None:
+    (session.host / "x/usr/bin").mkdir(parents=True)
+    (session.host / "x/usr/bin/ssh").write_text('#!/bin/sh\necho "$LD_LIBRARY_PATH" "$@"\n')
+    (session.host / "x/usr/bin/ssh").chmod(0o755)
+    folder = run.write_tools(session)
+    assert [path.name for path in folder.iterdir()] == ["ssh"]
+    assert str(session.host / "x/usr/lib/x86_64-linux-gnu") in (folder / "ssh").read_text()
