@@ -117,8 +117,8 @@ def firm_golden(folder: Path, out: Path, times: float = FIRM) -> Path | None:
 
 
 def boot(session: Session) -> None:
-    """The host, once."""
-    if (session.host / "root").exists():
+    """The host, where none answers."""
+    if (session.host / "id").exists() and on_host(session, "there", "true", 15) == 0:
         return
     with session.timed("boot"):
         script = session.place / "gpu_host.sh"
@@ -212,8 +212,12 @@ def chosen_steps(session: Session, tp: int) -> list[Any]:
     ]
 
 
-def on_host(session: Session, name: str, command: str, seconds: float = 120) -> None:
-    """Keep what a command says on the host; it is no part of the verdict."""
+def on_host(session: Session, name: str, command: str, seconds: float = 120) -> int | None:
+    """Keep what a command says on the host; it is no part of the verdict.
+
+    Returns: its exit code; None where it could not be run, or took too long.
+    """
+    code = None
     ssh = [
         str(session.place / "bin/ssh"), "-q", "-p", "2222", "-i", str(session.host / "id"),
         "-o", f"UserKnownHostsFile={session.host / 'known'}", "-o", "BatchMode=yes",
@@ -224,10 +228,12 @@ def on_host(session: Session, name: str, command: str, seconds: float = 120) -> 
             ssh, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds,
             check=False,
         )  # fmt: skip
-        said = f"$ {command}\n{done.stdout}{done.stderr}[exit {done.returncode}]\n"
+        code = done.returncode
+        said = f"$ {command}\n{done.stdout}{done.stderr}[exit {code}]\n"
     except (OSError, subprocess.TimeoutExpired) as error:
         said = f"$ {command}\n{type(error).__name__}: {error}\n"
     (session.out / f"host-{name}.txt").write_text(said)
+    return code
 
 
 def look(session: Session) -> None:
@@ -326,6 +332,7 @@ def main() -> int:
     size = sum(path.stat().st_size for path in folder.glob("*.gguf"))
     golden = firm_golden(folder, session.out / "golden.json")
     session.say(f"{size / 1e9:.2f} GB; golden tokens: {'yes' if golden else 'NONE IS FIRM'}")
+    write_tools(session)
     boot(session)
     write_tools(session)
     environment(session)
