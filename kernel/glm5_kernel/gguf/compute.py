@@ -60,21 +60,6 @@ def _embedding_fake(
     return ids.new_empty(*ids.shape, columns, dtype=dtype)
 
 
-def _experts(
-    x: torch.Tensor,
-    gate_up: list[torch.Tensor],
-    down: torch.Tensor,
-    weights: torch.Tensor,
-    ids: torch.Tensor,
-    gate_up_kinds: list[int],
-    down_kind: int,
-    activation: str,
-) -> torch.Tensor:
-    from glm5_kernel.gguf.experts import apply_experts
-
-    return apply_experts(x, gate_up, down, weights, ids, gate_up_kinds, down_kind, activation)
-
-
 def _experts_fake(
     x: torch.Tensor,
     _gate_up: list[torch.Tensor],
@@ -92,9 +77,11 @@ def register_operations() -> None:
     """Make `torch.ops.vllm.glm5_gguf_{linear,embedding,experts}`; a second call does nothing."""
     from vllm.utils.torch_utils import direct_register_custom_op
 
+    from glm5_kernel.gguf.experts import apply_experts
+
     made: Any = torch.ops.vllm
     if hasattr(made, "glm5_gguf_linear"):
         return
     direct_register_custom_op("glm5_gguf_linear", _linear, fake_impl=_linear_fake)
     direct_register_custom_op("glm5_gguf_embedding", _embedding, fake_impl=_embedding_fake)
-    direct_register_custom_op("glm5_gguf_experts", _experts, fake_impl=_experts_fake)
+    direct_register_custom_op("glm5_gguf_experts", apply_experts, fake_impl=_experts_fake)
