@@ -7,7 +7,9 @@
 #   pytest       tests on the GPU; those of the doctor alone, last: they fill the GPU
 #   indexer      the indexer's benchmark; needs the GPU for itself
 #   serve        our attention and indexer against stock vLLM, with throughput
+#   parity       the same without throughput
 #   stress       our servers under long prompts, five rounds: does one hang?
+#   profile      what the kernels of ours and of stock take
 #   gguf         GLM-5 from GGUF against transformers
 #   loading      how fast a file of 20 GB loads, beside dd
 #   host         the whole path to a host with systemd
@@ -30,10 +32,20 @@ export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 NVSHMEM_DISABLE_NVL
 case $part in
   pytest) limit=330 ;;
   indexer) limit=200 ;;
-  stress | gguf-tp2 | serve-tp2) limit=250 ;;
+  stress | profile | gguf-tp2 | serve-tp2) limit=250 ;;
   gguf) limit=330 ;;
   loading) limit=300 ;;
   *) limit=560 ;;
+esac
+# Parts may run beside each other on GPUs of their own: each has its ports and folders.
+case $part in
+  parity) port=9000 ;;
+  stress) port=10000 ;;
+  profile) port=11000 ;;
+  serve-tp2) port=12000 ;;
+  gguf) port=13000 ;;
+  gguf-tp2) port=14000 ;;
+  *) port=8100 ;;
 esac
 limit=${2:-$limit}
 shift $(($# < 2 ? $# : 2))
@@ -51,11 +63,12 @@ within() { timeout -k 20 -s TERM "$limit" "$@" 2>&1 | tee -a "$out/said.txt"; }
 on_site() { PYTHONPATH=$site within "$@"; }
 serve() {
   within python3 tests/gpu/serve/run.py --kept "$place/kept" --site "$site" --out "$out" \
-    --seconds $((limit - 25)) "$@"
+    --work "/tmp/serve-$part" --port $port --seconds $((limit - 25)) "$@"
 }
 gguf() {
   within env PYTHONPATH="$site" python3 tests/gpu/gguf_serve/run.py --kept "$place/kept" \
-    --site "$site" --out "$out" --seconds $((limit - 25)) "$@"
+    --site "$site" --out "$out" --work "/tmp/gguf-$part" --port $port \
+    --seconds $((limit - 25)) "$@"
 }
 host() {
   # PyYAML and the rest of glm5-deploy's packages come from the folders that unpack.sh filled.
@@ -90,10 +103,12 @@ case $part in
     on_site python3 benchmarks/indexer.py --output "$out/indexer-h200.json" "$@"
     ;;
   serve) serve --part throughput --part stock --part ours "$@" ;;
+  parity) serve --part stock --part ours "$@" ;;
   stress)
     serve --part throughput --bench ours-bf16 --bench ours-fp8 \
       --load 1x8000 --load 8x8000 --load 64x8000 "$@"
     ;;
+  profile) serve --part profile "$@" ;;
   gguf) gguf --part single "$@" ;;
   loading)
     on_site python3 benchmarks/gguf_loading.py "${MODELS:-/opt/models}/large" \

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import itertools
 import json
 import socket
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.gpu.serve import ask, cases, model, page, parity, prompts, servers, throughput
+from tests.gpu.serve import ask, cases, model, page, parity, profiles, prompts, servers, throughput
 
 FAKE = Path(__file__).parents[1] / "fakes" / "completions_server.py"
 COLUMNS = ("kv", "graphs", "prefix", "chunk", "topk", "mqa", "drafts")
@@ -51,10 +52,42 @@ def test_arguments_follow_the_case() -> None:
 
 def test_a_changed_case_or_other_weights_are_asked_again() -> None:
     case = cases.ALL["ours-bf16"]
-    known = cases.fingerprint(case, "w")
-    assert cases.fingerprint(replace(case), "w") == known
-    assert cases.fingerprint(replace(case, chunk=1), "w") != known
-    assert cases.fingerprint(case, "v") != known
+    known = cases.fingerprint(case, "w", "k")
+    assert cases.fingerprint(replace(case), "w", "k") == known
+    assert cases.fingerprint(replace(case, chunk=1), "w", "k") != known
+    assert cases.fingerprint(case, "v", "k") != known
+
+
+def test_other_kernels_of_ours_are_asked_again_and_stock_is_not() -> None:
+    ours, stock = cases.ALL["ours-bf16"], cases.ALL["flashmla-bf16"]
+    assert cases.fingerprint(ours, "w", "k") != cases.fingerprint(ours, "w", "l")
+    assert cases.fingerprint(stock, "w", "k") == cases.fingerprint(stock, "w", "l")
+
+
+# Profiles
+
+
+def event(name: str, start: float, duration: float, category: str = "kernel") -> dict[str, Any]:
+    return {"ph": "X", "cat": category, "name": name, "ts": start, "dur": duration}
+
+
+def test_a_profile_adds_up_kernels_and_counts_overlapping_ones_once(tmp_path: Path) -> None:
+    events = [
+        event("b", 20.0, 10.0),
+        event("a", 0.0, 10.0),
+        event("a", 5.0, 10.0),
+        event("host", 0.0, 90.0, "cpu_op"),
+        event("copy", 36.0, 4.0, "gpu_memcpy"),
+    ]
+    trace = tmp_path / "t.pt.trace.json.gz"
+    with gzip.open(trace, "wt") as file:
+        json.dump({"traceEvents": events}, file)
+    found = profiles.summary(profiles.kernels(profiles.newest(tmp_path)), 2)
+    assert (found["wall_us"], found["busy_us"], found["launches"]) == (20.0, 14.5, 2.0)
+    assert found["kernels"][0] == {"name": "a", "us": 10.0, "calls": 1.0}
+    assert "decode 8 x 1" in profiles.table(
+        [{"impl": "x", "what": "decode", "concurrency": 8, "prompt_tokens": 1, **found}]
+    )
 
 
 # Comparisons

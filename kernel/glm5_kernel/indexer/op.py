@@ -85,7 +85,10 @@ def sparse_attn_indexer(
         api.custom_ops.indexer_k_quant_and_cache(
             k[: slots.shape[0]], kv_cache, slots, quant_block_size, scale_fmt
         )
-    topk_indices_buffer[: hidden_states.shape[0]] = -1
+    # Rows of the batch's tokens are −1 padded when they are chosen; a graph's padding has none.
+    tokens = metadata.num_decode_tokens + metadata.num_prefill_tokens
+    if tokens < hidden_states.shape[0]:
+        topk_indices_buffer[tokens : hidden_states.shape[0]] = -1
     if metadata.num_prefills > 0:
         gathered = _gather_buffers(max_total_seq_len, head_dim)
         for chunk in metadata.prefill.chunks:

@@ -219,7 +219,7 @@ def keep(
         raise AssertionError(f"no draft was made: {entry['mtp']}")
 
 
-def everything(session: Session, chosen: Sequence[cases.Case], jobs: int) -> None:
+def everything(session: Session, chosen: Sequence[cases.Case], jobs: int, first: int) -> None:
     """Make, refer and serve, each as soon as it can be."""
     names = list(dict.fromkeys(case.model for case in chosen))
     with (
@@ -233,7 +233,7 @@ def everything(session: Session, chosen: Sequence[cases.Case], jobs: int) -> Non
         serving.warm(session)  # type: ignore[arg-type]
         references = {name: others.submit(referred, session, name, made[name]) for name in names}
         for number, case in enumerate(chosen):
-            port = 8100 + 40 * number
+            port = first + 40 * number
             pool.submit(serve, session, case, port, made[case.model], references[case.model])
 
 
@@ -259,6 +259,7 @@ def parse(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--work", type=Path, default=Path("/tmp/gguf-serve"))
     parser.add_argument("--site", type=Path, default=Path("/tmp/site"), help="where vLLM lies")
     parser.add_argument("--seconds", type=float, default=420, help="time for everything")
+    parser.add_argument("--port", type=int, default=8100, help="the first server's")
     parser.add_argument("--jobs", type=int, default=20, help="servers at a time")
     parser.add_argument("--program", nargs="+", default=[sys.executable, *servers.VLLM])
     return parser.parse_args(given)
@@ -288,7 +289,7 @@ def main(given: Sequence[str] | None = None) -> int:
     chosen = chosen or [case for part in parts for case in cases.PARTS[part]]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
-        everything(session, chosen, options.jobs)
+        everything(session, chosen, options.jobs, options.port)
     finally:
         for server in session.running:
             with contextlib.suppress(ProcessLookupError):

@@ -152,6 +152,11 @@ def environment(case: Case) -> dict[str, str]:
     return found
 
 
-def fingerprint(case: Case, weights: str) -> str:
-    """What answers depend on: they are asked for again when it changes."""
-    return json.dumps({**asdict(case), "weights": weights}, sort_keys=True)
+def fingerprint(case: Case, weights: str, kernels: str) -> str:
+    """What answers depend on: they are asked for again when it changes.
+
+    Args:
+        kernels: digest of our sources; stock servers do not run them.
+    """
+    ours = {"kernels": kernels} if case.ours else {}
+    return json.dumps({**asdict(case), "weights": weights, **ours}, sort_keys=True)

@@ -47,7 +47,14 @@ def merge(folder: Path) -> None:
     (KEPT / "about.json").write_text(json.dumps(about))
     measured = folder / "throughput.json"
     if measured.is_file():
-        (KEPT / "throughput.json").write_text(measured.read_text())
+        rows = {load_of(row): row for path in (KEPT / "throughput.json", measured)
+                for row in (json.loads(path.read_text()) if path.is_file() else [])}  # fmt: skip
+        (KEPT / "throughput.json").write_text(json.dumps(list(rows.values())))
+
+
+def load_of(row: Document) -> tuple[Any, ...]:
+    """What a measurement is of; a later one takes its place."""
+    return row["prompt_tokens"], row["concurrency"], row["impl"]
 
 
 def document() -> Document:

@@ -4,8 +4,9 @@
     python3 tests/gpu/serve/run.py --part stock --part ours --out DIR
 
 Parts: `stock` and `ours` gather answers, `throughput` runs vLLM's benchmark over five servers (and
-gathers their answers where they are missing), `tp2` needs two GPUs. Cases whose answers are kept
-(`--kept`) for the same arguments and weights are not started again. Everything that was gathered
+gathers their answers where they are missing), `profile` measures the kernels of the same five,
+`tp2` needs two GPUs. Cases whose answers are kept (`--kept`) for the same arguments, weights and
+sources of ours are not started again. Everything that was gathered
 is written to `--out` as it comes: a run that is stopped loses only what was under way.
 `results.py` merges it and writes the page.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -34,11 +36,12 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from serve import ask, cases, model, parity, servers  # noqa: E402
+from serve import ask, cases, model, parity, profiles, servers  # noqa: E402
 
 ROOT = HERE.parents[2]
 NOTES = re.compile(r"Mean acceptance length: [\d.]+.*?(?=, Per-position|$)", re.MULTILINE)
 STAGGER = 0.3  # seconds between starts
+MEASURED = ("throughput", "profile")
 
 
 @dataclass
@@ -60,7 +63,10 @@ class Session:
     running: list[servers.Server] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
     fingerprint: str = ""
+    kernels: str = ""
     loads: list[str] = field(default_factory=list)
+    first_port: int = 8100
+    traces: Path | None = None
 
     def say(self, text: str) -> None:
         print(f"[{time.monotonic() - self.began:5.0f} s] {text}", flush=True)
@@ -83,7 +89,7 @@ class Session:
 def _arguments() -> list[str]:
     """Arguments of this run without the folders, which mean nothing elsewhere."""
     found = " ".join(sys.argv[1:])
-    return re.sub(r"--(out|kept|work|site|plugin|seconds)[= ]\S+ ?", "", found).split()
+    return re.sub(r"--(out|kept|work|site|plugin|seconds|port)[= ]\S+ ?", "", found).split()
 
 
 def device() -> str:
@@ -107,6 +113,15 @@ def versions(paths: Sequence[Path]) -> dict[str, str]:
         for name in names
         for found in list(importlib.metadata.distributions(name=name, path=search))[:1]
     }
+
+
+def kernels_digest(package: Path) -> str:
+    """Of the sources of ours that answers depend on."""
+    digest = hashlib.sha256()
+    for part in ("attention", "compat", "indexer", "ops"):
+        for path in sorted((package / part).rglob("*.py")):
+            digest.update(f"{path.relative_to(package)}\n".encode() + path.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def unpack_plugin(folder: Path, target: Path) -> Path:
@@ -172,6 +187,8 @@ def serving(
     env = servers.environment(base, paths, session.work / "cache")
     folder = session.work / f"topk{case.topk}"
     given = cases.arguments(case, str(folder), port)
+    if session.traces is not None:
+        given += profiles.arguments(session.traces / case.name)
     server = servers.start(case.name, given, port, env, session.work / "logs", session.program)
     session.running.append(server)
     try:
@@ -196,7 +213,7 @@ def gather(session: Session, case: cases.Case, server: servers.Server, seconds: 
     left = max(5.0, session.end - time.monotonic())
     answer = ask.everything(ask.Client(server.url, min(120.0, left)), paths)
     session.answers[case.name] = {
-        "fingerprint": cases.fingerprint(case, session.fingerprint),
+        "fingerprint": cases.fingerprint(case, session.fingerprint, session.kernels),
         "backends": server.backends(),
         "start_seconds": round(seconds, 1),
         "notes": NOTES.findall(server.text())[-3:],
@@ -210,7 +227,7 @@ def gather(session: Session, case: cases.Case, server: servers.Server, seconds: 
 def known(session: Session, case: cases.Case) -> bool:
     """Whether the case has been answered, by the same server, weights and continuations."""
     found = session.answers.get(case.name)
-    wanted = cases.fingerprint(case, session.fingerprint)
+    wanted = cases.fingerprint(case, session.fingerprint, session.kernels)
     return found is not None and found["fingerprint"] == wanted
 
 
@@ -263,7 +280,8 @@ def gather_all(
             if number:
                 time.sleep(STAGGER)
             keep = held if case.name in holding else None
-            pool.submit(attempt, session, case, 8100 + 40 * number, ready, keep)
+            port = session.first_port + 40 * number
+            pool.submit(attempt, session, case, port, ready, keep)
 
 
 def warm(session: Session) -> None:
@@ -302,12 +320,27 @@ def bench(session: Session) -> None:
         session.keep_log(server, lines)
 
 
+def profile(session: Session) -> None:
+    """Measure the kernels of each server that is up, one at a time."""
+    assert session.traces is not None
+    found: list[dict[str, Any]] = []
+    for name, url in session.urls.items():
+        try:
+            for row in profiles.profiled(url, session.traces / name, session.end):
+                found.append({"impl": name, **row})
+                (session.out / "profile.json").write_text(json.dumps(found, indent=1))
+            session.say(f"{name}: profiled")
+        except Exception as error:  # whatever broke, the other servers go on
+            fail(session, f"profile of {name}", error)
+    print(profiles.table(found))
+
+
 def parse(given: Sequence[str] | None) -> argparse.Namespace:
     """Arguments of the program."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--part", action="append", choices=[*cases.PARTS, "throughput"])
+    parser.add_argument("--part", action="append", choices=[*cases.PARTS, *MEASURED])
     parser.add_argument("--only", action="append", help="names of cases instead of whole parts")
-    parser.add_argument("--bench", action="append", help="these servers for the benchmark alone")
+    parser.add_argument("--bench", action="append", help="these servers for what is measured alone")
     parser.add_argument("--load", action="append", default=[], help="CONCURRENCYxTOKENS; or all")
     parser.add_argument("--out", type=Path, default=os.environ.get("OUT", "build/serve/out"))
     parser.add_argument("--kept", type=Path, default=ROOT / "build" / "serve")
@@ -315,6 +348,7 @@ def parse(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--site", type=Path, default=Path("/tmp/site"), help="where vLLM lies")
     parser.add_argument("--seconds", type=float, default=560, help="time for everything")
     parser.add_argument("--start-seconds", type=float, default=240, help="time for one start")
+    parser.add_argument("--port", type=int, default=8100, help="the first server's")
     parser.add_argument("--jobs", type=int, default=20, help="servers at a time")
     parser.add_argument("--program", nargs="+", default=[sys.executable, *servers.VLLM])
     return parser.parse_args(given)
@@ -340,8 +374,8 @@ def prepare(session: Session, topks: set[int]) -> None:
 
 
 def held_cases(options: argparse.Namespace) -> list[str]:
-    """Names of the servers that the benchmark asks."""
-    if "throughput" not in (options.part or []):
+    """Names of the servers that are measured."""
+    if not set(MEASURED) & set(options.part or []):
         return []
     return [name for name in cases.THROUGHPUT if name in (options.bench or cases.THROUGHPUT)]
 
@@ -349,7 +383,7 @@ def held_cases(options: argparse.Namespace) -> list[str]:
 def chosen_cases(options: argparse.Namespace) -> list[cases.Case]:
     """Cases that are wanted, those of the throughput table first: they take longest to start."""
     if options.only:
-        return [cases.ALL[name] for name in [*held_cases(options), *options.only]]
+        return [cases.ALL[name] for name in dict.fromkeys([*held_cases(options), *options.only])]
     parts = options.part or ["stock", "ours"]
     first = [cases.ALL[name] for name in held_cases(options)]
     found = [case for part in parts if part in cases.PARTS for case in cases.PARTS[part]]
@@ -392,10 +426,13 @@ def main(given: Sequence[str] | None = None) -> int:
         end=time.monotonic() + options.seconds,
         start_limit=options.start_seconds,
         loads=options.load,
+        first_port=options.port,
+        traces=options.work / "traces" if "profile" in (options.part or []) else None,
     )
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if any(case.ours for case in wanted):
         unpack_plugin(options.kept, options.work / "plugin")
+        session.kernels = kernels_digest(options.work / "plugin" / "glm5_kernel")
     topks = {case.topk for case in wanted}
     with ThreadPoolExecutor(3) as pool, contextlib.ExitStack() as held:
         warming = pool.submit(warm, session)
@@ -410,7 +447,9 @@ def main(given: Sequence[str] | None = None) -> int:
         warming.result()
         try:
             gather_all(session, todo, options.jobs, ready, held, holding)
-            if holding:
+            if session.traces is not None:
+                profile(session)
+            elif holding:
                 bench(session)
         finally:
             for server in session.running:

@@ -22,9 +22,9 @@ from typing import Any
 CONCURRENCY = (1, 8, 64)
 PROMPT_TOKENS = (1000, 8000)
 OUTPUT_TOKENS = 128
-REQUESTS = {1: 4, 8: 24, 64: 128}
-LONG_REQUESTS = {1: 3, 8: 16, 64: 64}
-ROUNDS = 5
+REQUESTS = {1: 6, 8: 32, 64: 128}
+LONG_REQUESTS = {1: 4, 8: 16, 64: 64}
+ROUNDS = 9
 Load = tuple[int, int]
 LOADS: tuple[Load, ...] = tuple((c, p) for p in PROMPT_TOKENS for c in CONCURRENCY)
 

@@ -1,0 +1,163 @@
+"""What a server's kernels take: vLLM's own torch profiler, read from the traces it writes.
+
+Serving a small model is mostly the processor's work; the kernels' time alone is what a large model
+is left with. Decode is measured on prompts that the prefix cache holds already, prefill on new
+ones with one token of output.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import time
+import urllib.request
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from . import ask, model, prompts
+
+KEPT = 24  # kernels of a row
+OUTPUT_TOKENS = 48
+Event = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Load:
+    """Requests at a time and their tokens; decode or prefill."""
+
+    what: str
+    concurrency: int
+    prompt_tokens: int
+
+    @property
+    def output_tokens(self) -> int:
+        return OUTPUT_TOKENS if self.what == "decode" else 1
+
+
+LOADS = (
+    Load("decode", 1, 1000),
+    Load("decode", 64, 1000),
+    Load("decode", 8, 8000),
+    Load("prefill", 1, 8000),
+    Load("prefill", 8, 1000),
+)
+
+
+def arguments(folder: Path) -> list[str]:
+    """For `vllm serve`: profiling of the worker alone, which begins when it is asked for."""
+    wanted = {
+        "profiler": "torch",
+        "torch_profiler_dir": str(folder),
+        "torch_profiler_with_stack": False,
+        "ignore_frontend": True,
+    }
+    return ["--profiler-config", json.dumps(wanted)]
+
+
+def asked(load: Load, number: int) -> list[list[int]]:
+    """Prompts that differ from those of another `number`."""
+    stream = np.random.Generator(np.random.PCG64([11, number]))
+    size = (load.concurrency, load.prompt_tokens)
+    return [list(map(int, ids)) for ids in stream.integers(prompts.FIRST, model.VOCAB, size)]
+
+
+def send(client: ask.Client, load: Load, number: int) -> None:
+    """All requests at once."""
+    given = asked(load, number)
+    with ThreadPoolExecutor(len(given)) as pool:
+        list(pool.map(lambda ids: client.complete(ids, load.output_tokens), given))
+
+
+def post(url: str, path: str, timeout: float) -> None:
+    request = urllib.request.Request(f"{url}/{path}", b"", method="POST")
+    with urllib.request.urlopen(request, timeout=timeout):
+        pass
+
+
+def newest(folder: Path) -> Path:
+    """The trace that was written last."""
+    return max(folder.rglob("*.json*"), key=lambda path: path.stat().st_mtime)
+
+
+def kernels(trace: Path) -> list[Event]:
+    """What ran on the GPU, in order."""
+    opened = gzip.open if trace.suffix == ".gz" else open
+    with opened(trace, "rt") as file:
+        events = json.load(file)["traceEvents"]
+    wanted = {"kernel", "gpu_memcpy", "gpu_memset"}
+    found = [each for each in events if each.get("ph") == "X" and each.get("cat") in wanted]
+    return sorted(found, key=lambda each: float(each["ts"]))
+
+
+def busy(events: Sequence[Event]) -> float:
+    """µs in which at least one of the events ran."""
+    total, end = 0.0, float("-inf")
+    for each in events:
+        start, stop = float(each["ts"]), float(each["ts"]) + float(each["dur"])
+        total += max(0.0, stop - max(start, end))
+        end = max(end, stop)
+    return total
+
+
+def summary(events: Sequence[Event], steps: int) -> dict[str, Any]:
+    """µs for each step: the wall clock, the GPU's, and those of the kernels that take most."""
+    totals: dict[str, list[float]] = defaultdict(list)
+    for each in events:
+        totals[str(each["name"])].append(float(each["dur"]))
+    if not events:
+        return {"steps": steps, "wall_us": 0.0, "busy_us": 0.0, "kernels": []}
+    last = max(float(each["ts"]) + float(each["dur"]) for each in events)
+    order = sorted(totals, key=lambda name: -sum(totals[name]))
+    return {
+        "steps": steps,
+        "wall_us": round((last - float(events[0]["ts"])) / steps, 1),
+        "busy_us": round(busy(events) / steps, 1),
+        "launches": round(len(events) / steps, 1),
+        "kernels": [
+            {
+                "name": name[:100],
+                "us": round(sum(totals[name]) / steps, 2),
+                "calls": round(len(totals[name]) / steps, 2),
+            }
+            for name in order[:KEPT]
+        ],
+    }
+
+
+def profiled(url: str, folder: Path, end: float) -> Iterator[dict[str, Any]]:
+    """A row for each load."""
+    for number, load in enumerate(LOADS):
+        left = end - time.monotonic()
+        if left < 15:
+            return
+        client = ask.Client(url, left)
+        again = load.what == "decode"
+        send(client, load, 10 * number)
+        post(url, "start_profile", left)
+        send(client, load, 10 * number if again else 10 * number + 1)
+        post(url, "stop_profile", left)
+        row = {"what": load.what, "concurrency": load.concurrency}
+        row |= {"prompt_tokens": load.prompt_tokens}
+        yield {**row, **summary(kernels(newest(folder)), load.output_tokens)}
+        shutil.rmtree(folder)
+        folder.mkdir()
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """One line a row."""
+    lines = [f"{'server':16}{'load':22}{'wall µs':>10}{'GPU µs':>10}{'launches':>10}  most of it"]
+    for row in rows:
+        load = f"{row['what']} {row['concurrency']} x {row['prompt_tokens']}"
+        most = ", ".join(f"{each['us']:.0f} {each['name'][:28]}" for each in row["kernels"][:3])
+        lines.append(
+            f"{row['impl']:16}{load:22}{row['wall_us']:10.0f}{row['busy_us']:10.0f}"
+            f"{row.get('launches', 0):10.0f}  {most}"
+        )
+    return "\n".join(lines)
