@@ -44,6 +44,12 @@ class UsageError(Glm5Error):
     exit_code = ExitCode.USAGE
 
 
+class StoppedError(Glm5Error):
+    """Ctrl-C, or a signal that asks this program to end."""
+
+    exit_code = ExitCode.INTERRUPTED
+
+
 class UnreachableError(Glm5Error):
     """No SSH session to a host: network, host key, authentication, or a connection that broke."""
 

@@ -6,6 +6,8 @@ from typing import Any
 
 from typer.core import TyperGroup
 
+from glm5_deploy.errors import StoppedError
+
 _VALUES = {
     "inventory": "FILE",
     "junit": "FILE",
@@ -34,6 +36,13 @@ class Group(TyperGroup):
         for command in self.commands.values():
             for option in command.params:
                 _name_value(option)
+
+    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401
+        """Run a command; Ctrl-C is an error like others, of which typer would say nothing."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            raise StoppedError("interrupted") from error
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401, ARG002
         """Each command with its first sentence, which typer would cut at the end of the line."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json as json_module
+import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +13,9 @@ import typer
 from glm5_deploy.cli.options import JsonOption
 
 if TYPE_CHECKING:
+    from glm5_deploy.errors import StoppedError
     from glm5_deploy.locks.text import Difference, Recipe
+    from glm5_deploy.locks.wheels import Wheelhouse
 
 LockArgument = Annotated[
     str, typer.Argument(metavar="LOCK", help="A lock's name, or the path of one.")
@@ -79,7 +83,7 @@ def wheelhouse(
     python: PythonOption = None,
     platform: PlatformOption = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Download nothing: say what the folder lacks.")
+        bool, typer.Option("--check", help="Download nothing: say what is missing or damaged.")
     ] = False,
     prune: Annotated[
         bool, typer.Option("--prune", help="Remove wheels that the lock does not name.")
@@ -88,27 +92,43 @@ def wheelhouse(
 ) -> None:
     """Fill a folder with the wheels of a lock, for hosts without a package index.
 
-    What is there already stays, and a download that broke off goes on. `wheelhouse: FOLDER` in the
-    inventory makes `up` copy it to hosts.
+    What is there already and has the lock's hash stays, and a download that broke off goes on.
+    `wheelhouse: FOLDER` in the inventory makes `up` copy it to hosts.
 
     Example: glm5-deploy wheelhouse vllm-0.26.0-cu130 --output wheels
     """
     from glm5_deploy.errors import ExitCode
-    from glm5_deploy.locks.wheels import fill, look, surplus
+    from glm5_deploy.locks.wheels import damaged, fill, look, surplus
 
     path, text = _read(name, new=False)
     if check:
-        found = look(text, folder)
+        found, wrong = look(text, folder), damaged(text, folder)
     else:
         version, tag = _for(text, str(path), python, platform)
-        found = fill(path, folder, python=version, platform=tag, told=_told)
-        typer.echo("", err=True)
+        told = Progress()
+        try:
+            found, wrong = fill(path, folder, python=version, platform=tag, told=told), []
+        except KeyboardInterrupt as error:
+            raise _stopped(folder, look(text, folder)) from error
+        finally:
+            told.end()
     removed = surplus(text, folder) if prune and not check else []
     for wheel in removed:
         wheel.unlink()
-    _show_wheels(folder, found.present, found.missing, found.bytes, len(removed), json=json)
-    if found.missing:
+    names = tuple(each.name for each in wrong)
+    _show_wheels(folder, found, names, len(removed), json=json)
+    if found.missing or wrong:
+        if not json:
+            words = shlex.join(["glm5-deploy", "wheelhouse", name, "--output", str(folder)])
+            typer.echo(f"  → {words} fetches what is missing or damaged", err=True)
         raise typer.Exit(int(ExitCode.HOST_FAILED))
+
+
+def _stopped(folder: Path, found: Wheelhouse) -> StoppedError:
+    from glm5_deploy.errors import StoppedError
+
+    of = f"{found.present} of {found.present + len(found.missing)} packages"
+    return StoppedError(f"interrupted: {of} are in {folder}", "the next run fetches the others")
 
 
 def _read(name: str, *, new: bool) -> tuple[Path, str]:
@@ -201,32 +221,51 @@ def _show(
     typer.echo(f"{path.stem}: {count}; {end}", err=True)
 
 
-def _told(text: str, fraction: float) -> None:
-    typer.echo(f"\r\033[K{fraction:4.0%} {text}", nl=False, err=True)
+class Progress:
+    """What comes now: one line that is written over on a terminal, else a line now and then."""
+
+    def __init__(self) -> None:
+        self._live = sys.stderr.isatty()
+        self._said = -1
+
+    def __call__(self, text: str, fraction: float) -> None:
+        tenth = int(fraction * 10)
+        if self._live:
+            typer.echo(f"\r\033[K{fraction:4.0%} {text}", nl=False, err=True)
+        elif tenth > self._said:
+            typer.echo(f"{fraction:4.0%} {text}", err=True)
+        self._said = tenth
+
+    def end(self) -> None:
+        """Leave the terminal's line as it was."""
+        if self._live and self._said >= 0:
+            typer.echo("\r\033[K", nl=False, err=True)
 
 
 def _show_wheels(
-    folder: Path, present: int, missing: tuple[str, ...], size: int, removed: int, *, json: bool
+    folder: Path, found: Wheelhouse, wrong: tuple[str, ...], removed: int, *, json: bool
 ) -> None:
     if json:
         document = {
             "command": "wheelhouse",
-            "ok": not missing,
+            "ok": not found.missing and not wrong,
             "folder": str(folder),
-            "present": present,
-            "missing": list(missing),
-            "bytes": size,
+            "present": found.present,
+            "missing": list(found.missing),
+            "damaged": list(wrong),
+            "bytes": found.bytes,
             "removed": removed,
         }
         typer.echo(json_module.dumps(document, indent=2))
         return
-    for each in missing:
+    for each in found.missing:
         typer.echo(f"- {each}")
+    for each in wrong:
+        typer.echo(f"✗ {each}  not what the lock's hash says")
     gone = f", {removed} others removed" if removed else ""
-    typer.echo(
-        f"{folder}: {present} of {present + len(missing)} packages, {size / 1e9:.2f} GB{gone}",
-        err=True,
-    )
+    bad = f", {len(wrong)} damaged" if wrong else ""
+    count = f"{found.present} of {found.present + len(found.missing)} packages"
+    typer.echo(f"{folder}: {count}, {found.bytes / 1e9:.2f} GB{bad}{gone}", err=True)
 
 
 def register(app: typer.Typer) -> None:

@@ -79,7 +79,7 @@ def normalised(name: str) -> str:
 def pins(text: str) -> dict[str, Pin]:
     """Packages by their normalised names."""
     found: dict[str, Pin] = {}
-    for block in _blocks(text):
+    for block in logical_lines(text):
         match = _PIN.match(block)
         if match:
             name = normalised(match["name"])
@@ -87,8 +87,8 @@ def pins(text: str) -> dict[str, Pin]:
     return found
 
 
-def _blocks(text: str) -> list[str]:
-    """Logical lines: a backslash continues one."""
+def logical_lines(text: str) -> list[str]:
+    """Lines that are no comments; a backslash continues one."""
     joined = text.replace("\\\n", " ")
     return [line for line in joined.splitlines() if line.strip() and not line.startswith("#")]
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import hashlib
+import os
 import re
 import subprocess
 import sys
@@ -9,13 +12,18 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NoReturn
 
 from glm5_deploy.errors import Glm5Error
-from glm5_deploy.locks.text import Pin, normalised, pins
+from glm5_deploy.locks.text import Pin, logical_lines, normalised, pins
 
 _COMING = re.compile(r"^(?:Collecting|Processing) (?P<what>\S+?)(?:==|-)(?P<version>\d\S*)")
 _NEWEST_TAG = re.compile(r"^x86_64-manylinux_(\d+)_(\d+)$")
 _OLDEST = 5
+_AT_ONCE = 8
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_ROOM = "free some space there, or name a folder on a larger disk"
 
 Told = Callable[[str, float], None]
 """Called with the package that comes now and the fraction of packages before it."""
@@ -48,6 +56,23 @@ def look(lock: str, folder: Path) -> Wheelhouse:
     missing = [f"{pin.name}=={pin.version}" for pin in wanted.values() if _key(pin) not in held]
     total = sum(path.stat().st_size for path in files)
     return Wheelhouse(len(wanted) - len(missing), tuple(missing), total)
+
+
+def damaged(lock: str, folder: Path) -> list[Path]:
+    """Wheels of the lock's packages whose SHA-256 the lock does not name; reads all of them."""
+    wanted = {_key(pin): pin.hashes for pin in pins(lock).values()}
+    found = []
+    for path in sorted(folder.glob("*.whl")) if folder.is_dir() else []:
+        hashes = wanted.get(_name_and_version(path.name), frozenset())
+        known = {each.lower() for each in hashes if each.startswith("sha256:")}
+        if known and _digest(path) not in known:
+            found.append(path)
+    return found
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
 
 
 def surplus(lock: str, folder: Path) -> list[Path]:
@@ -91,14 +116,38 @@ def platform_tags(platform: str) -> list[str]:
 def fill(lock: Path, folder: Path, *, python: str, platform: str, told: Told) -> Wheelhouse:
     """Download what the folder lacks with pip; hashes are checked, and what is there stays.
 
-    Where packages come from is pip's own settings.
+    Packages come in small groups, each put into the folder when it is whole: pip itself would keep
+    nothing of a download that ends before its end. Wheels of the lock with another hash are
+    replaced. Where packages come from is pip's own settings.
 
     Raises:
-        WheelhouseError: a download failed, with pip's own words; the next call resumes.
+        WheelhouseError: the folder cannot be written to, or a download failed, with pip's own
+            words; the next call resumes.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     text = lock.read_text()
-    arguments = [
+    total = len(pins(text))
+    program = [*_program(), *_arguments(python, platform)]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix=".coming-", dir=folder) as coming:
+            for wheel in damaged(text, folder):
+                wheel.unlink()
+            blocks = _blocks_of(text, look(text, folder).missing)
+            for start in range(0, len(blocks), _AT_ONCE):
+                some = blocks[start : start + _AT_ONCE]
+                before = total - len(blocks) + start
+                _fetch(program, some, Path(coming), folder, _progress(told, before, total))
+    except OSError as error:
+        hint = _ROOM if error.errno in _FULL else "name another folder with --output"
+        raise WheelhouseError(f"cannot write to {folder}: {error.strerror}", hint) from error
+    found = look(text, folder)
+    if found.missing:
+        raise WheelhouseError(f"pip left out {', '.join(found.missing[:5])}")
+    return found
+
+
+def _arguments(python: str, platform: str) -> list[str]:
+    return [
         "download",
         "--no-deps",
         "--require-hashes",
@@ -106,46 +155,82 @@ def fill(lock: Path, folder: Path, *, python: str, platform: str, told: Told) ->
         "--implementation=cp",
         f"--python-version={python}",
         *(f"--platform={tag}" for tag in platform_tags(platform)),
-        f"--find-links={folder}",
         "--progress-bar=off",
         "--disable-pip-version-check",
         "--no-cache-dir",
-        f"--requirement={lock}",
-        f"--dest={folder}",
     ]
-    _pip(arguments, len(pins(text)), told)
-    found = look(text, folder)
-    if found.missing:
-        raise WheelhouseError(f"pip left out {', '.join(found.missing[:5])}")
-    return found
 
 
-def _pip(arguments: Iterable[str], total: int, told: Told) -> None:
+def _blocks_of(lock: str, missing: Iterable[str]) -> list[str]:
+    """The lock's own lines for these ``name==version``, one text for each package."""
+    wanted = set(missing)
+    blocks = logical_lines(lock)
+    return [
+        block
+        for block in blocks
+        if {f"{p.name}=={p.version}" for p in pins(block).values()} & wanted
+    ]
+
+
+def _progress(told: Told, before: int, total: int) -> Callable[[str], None]:
+    """Called with each package that pip begins."""
+    count = iter(range(before, total))
+    return lambda name: told(name, next(count, total) / max(total, 1))
+
+
+def _fetch(
+    program: Iterable[str],
+    blocks: list[str],
+    coming: Path,
+    folder: Path,
+    told: Callable[[str], None],
+) -> None:
+    """Download these packages beside the wheelhouse, then move them into it."""
+    asked = coming / "requirements.txt"
+    asked.write_text("".join(f"{block}\n" for block in blocks))
+    arrived = coming / "wheels"
+    command = [*program, f"--requirement={asked}", f"--dest={arrived}"]
+    # pip unpacks below TMPDIR, which may be small; here the wheels must fit anyway.
+    _pip(command, {**os.environ, "TMPDIR": str(coming)}, told)
+    for wheel in arrived.iterdir():
+        wheel.replace(folder / wheel.name)
+
+
+def _pip(command: list[str], environment: dict[str, str], told: Callable[[str], None]) -> None:
     said: list[str] = []
     with subprocess.Popen(
-        [*_program(), *arguments],
+        command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
+        env=environment,
     ) as process:
         assert process.stdout is not None  # a pipe
-        count = 0
-        for line in process.stdout:
-            match = _COMING.match(line)
-            if match:
-                name = match["what"].rpartition("/")[2]
-                told(f"{name} {match['version']}", count / max(total, 1))
-                count += 1
-            said.append(line.rstrip())
+        try:
+            for line in process.stdout:
+                match = _COMING.match(line)
+                if match:
+                    told(f"{match['what'].rpartition('/')[2]} {match['version']}")
+                said.append(line.rstrip())
+        except KeyboardInterrupt:
+            # A signal may have reached this process alone.
+            process.terminate()
+            raise
     if process.returncode:
-        errors = [line for line in said if "ERROR" in line] or said[-10:]
-        raise WheelhouseError(
-            f"pip could not download the wheels (status {process.returncode})\n"
-            + "\n".join(errors[:10]),
-            "run it again: what has arrived stays",
-        )
+        _refuse(process.returncode, said)
+
+
+def _refuse(status: int, said: list[str]) -> NoReturn:
+    errors = [line for line in said if "ERROR" in line] or said[-10:]
+    full = any("No space left on device" in line for line in said)
+    raise WheelhouseError(
+        "\n".join([f"pip could not download the wheels (status {status})", *errors[:10]]),
+        f"{_ROOM}; then run it again: what has arrived stays"
+        if full
+        else "run it again: what has arrived stays",
+    )
 
 
 def _program() -> list[str]:

@@ -166,6 +166,86 @@ def test_a_folder_that_lacks_wheels_is_exit_code_1(tmp_path: Path) -> None:
     assert not document["ok"]
 
 
+FAKE_PIP = """
+import os, pathlib, re, signal, sys, time
+options = dict(word.split("=", 1) for word in sys.argv[1:] if "=" in word)
+asked = re.findall(r"^(\\S+)==(\\S+)", pathlib.Path(options["--requirement"]).read_text(), re.M)
+log = pathlib.Path(os.environ["FAKE_PIP_LOG"])
+log.write_text((log.read_text() if log.exists() else "") + f"{len(asked)}\\n")
+assert os.environ["TMPDIR"].startswith(os.environ["FAKE_PIP_FOLDER"])
+if len(log.read_text().split()) == int(os.environ.get("FAKE_PIP_HANGS", 0)):
+    os.kill(os.getppid(), signal.SIGINT)
+    time.sleep(60)
+if os.environ.get("FAKE_PIP_FULL"):
+    sys.exit("ERROR: Could not install packages due to an OSError: No space left on device")
+folder = pathlib.Path(options["--dest"])
+folder.mkdir(exist_ok=True)
+for name, version in asked:
+    print(f"Collecting {name}=={version}")
+    (folder / f"{name}-{version}-py3-none-any.whl").write_text(name)
+"""
+
+
+@pytest.fixture
+def twenty(tmp_path: Path) -> tuple[Path, dict[str, str]]:
+    """A lock of twenty packages, and what makes the program ask a pip that has them all."""
+    digests = {f"p{n}": hashlib.sha256(f"p{n}".encode()).hexdigest() for n in range(20)}
+    lines = [f"{name}==1 --hash=sha256:{digest}\n" for name, digest in digests.items()]
+    (tmp_path / "lock.txt").write_text(compose(["# x"], RECIPE, "".join(lines)))
+    pip = tmp_path / "fake" / "pip"
+    pip.mkdir(parents=True)
+    (pip / "__init__.py").touch()
+    (pip / "__main__.py").write_text(FAKE_PIP)
+    path = os.pathsep.join([str(pip.parent), os.environ.get("PYTHONPATH", "")])
+    log, folder = str(tmp_path / "asked"), str(tmp_path / "w")
+    environment = {"PYTHONPATH": path, "FAKE_PIP_LOG": log, "FAKE_PIP_FOLDER": folder}
+    return tmp_path, environment
+
+
+def test_what_has_arrived_stays_when_a_download_is_interrupted(
+    twenty: tuple[Path, dict[str, str]],
+) -> None:
+    folder, environment = twenty
+    words = ("wheelhouse", str(folder / "lock.txt"), "-o", str(folder / "w"))
+    done = cli(*words, FAKE_PIP_HANGS="3", **environment)
+    assert done.returncode == 130
+    assert f"interrupted: 16 of 20 packages are in {folder / 'w'}" in done.stderr
+    assert len(list((folder / "w").iterdir())) == 16, "nothing half done is left"
+    done = cli(*words, **environment)
+    assert done.returncode == 0, done.stderr
+    assert (folder / "asked").read_text().split() == ["8", "8", "4", "4"]
+    assert "20 of 20 packages" in done.stderr
+
+
+def test_a_damaged_wheel_is_named_and_fetched_again(twenty: tuple[Path, dict[str, str]]) -> None:
+    folder, environment = twenty
+    words = ("wheelhouse", str(folder / "lock.txt"), "-o", str(folder / "w"))
+    assert cli(*words, **environment).returncode == 0
+    wheel = folder / "w" / "p7-1-py3-none-any.whl"
+    wheel.write_text("P7")
+    told = cli(*words, "--check")
+    assert told.returncode == 1
+    assert wheel.name in told.stdout
+    assert "20 of 20 packages, 0.00 GB, 1 damaged" in told.stderr
+    assert json.loads(cli(*words, "--check", "--json").stdout)["damaged"] == [wheel.name]
+    assert wheel.read_text() == "P7", "a look changes nothing"
+    assert cli(*words, **environment).returncode == 0
+    assert wheel.read_text() == "p7"
+    assert (folder / "asked").read_text().split()[-1] == "1"
+
+
+def test_a_full_disk_is_said(twenty: tuple[Path, dict[str, str]]) -> None:
+    folder, environment = twenty
+    words = ("wheelhouse", str(folder / "lock.txt"), "-o", str(folder / "w"))
+    done = cli(*words, FAKE_PIP_FULL="1", **environment)
+    assert done.returncode == 1
+    assert "No space left on device" in done.stderr
+    assert "free some space there" in done.stderr
+    (folder / "file").touch()
+    done = cli("wheelhouse", str(folder / "lock.txt"), "-o", str(folder / "file"), **environment)
+    assert f"cannot write to {folder / 'file'}" in done.stderr
+
+
 def test_wheels_are_taken_with_the_right_hash_alone(tmp_path: Path) -> None:
     from tests.e2e.deployment import engine_wheel
 
