@@ -60,13 +60,13 @@ trap pack EXIT
 
 # The program ends itself before its limit where it can, and is ended at it otherwise.
 within() { timeout -k 20 -s TERM "$limit" "$@" 2>&1 | tee -a "$out/said.txt"; }
-on_site() { PYTHONPATH=$site within "$@"; }
+on_site() { PYTHONPATH=$head/kernel:$site within "$@"; }
 serve() {
   within python3 tests/gpu/serve/run.py --kept "$place/kept" --site "$site" --out "$out" \
     --work "/tmp/serve-$part" --port $port --seconds $((limit - 25)) "$@"
 }
 gguf() {
-  within env PYTHONPATH="$site" python3 tests/gpu/gguf_serve/run.py --kept "$place/kept" \
+  within env PYTHONPATH="$head/kernel:$site" python3 tests/gpu/gguf_serve/run.py --kept "$place/kept" \
     --site "$site" --out "$out" --work "/tmp/gguf-$part" --port $port \
     --seconds $((limit - 25)) "$@"
 }
@@ -77,7 +77,7 @@ host() {
 pytests() { # NAME ARGUMENT…
   local name=$1
   shift
-  PYTHONPATH=$site timeout -k 10 "$limit" python3 -m pytest -q -p no:cacheprovider "$@" \
+  PYTHONPATH=$head/kernel:$site timeout -k 10 "$limit" python3 -m pytest -q -p no:cacheprovider "$@" \
     > "$out/$name.txt" 2>&1
   local status=$?
   tail -n 12 "$out/$name.txt"
@@ -86,7 +86,7 @@ pytests() { # NAME ARGUMENT…
 
 case $part in
   model)
-    PYTHONPATH=$site setsid nohup python3 tests/gpu/host/run.py --model-only --out "$out" \
+    PYTHONPATH=$head/kernel:$site setsid nohup python3 tests/gpu/host/run.py --model-only --out "$out" \
       --site "$site" "$@" > "$out/said.txt" 2>&1 < /dev/null &
     ;;
   pytest)

@@ -52,10 +52,12 @@ def test_every_kernel_passes_within_the_memory_that_is_promised() -> None:
 def test_a_full_gpu_is_skipped() -> None:
     free, _ = torch.cuda.mem_get_info()
     taken = torch.empty(free - NEEDED // 4, dtype=torch.uint8, device="cuda")
-    found = rows(first_gpu())
+    try:
+        found = rows(first_gpu())
+    finally:  # a failure's traceback would keep it from the other tests
+        del taken
+        torch.cuda.empty_cache()
     assert {(row.status, row.detail) for row in found.values()} == {("skipped", FULL)}
-    del taken
-    torch.cuda.empty_cache()
 
 
 def test_a_fault_does_not_reach_the_other_tests(

@@ -148,7 +148,8 @@ def checked(case: cases.Case, server: servers.Server) -> None:
     if LOADED.search(text) is None:
         raise servers.ServerError(f"{case.name}: our loader's line is not in the log")
     kv = "fp8_ds_mla" if case.kv == "fp8" else case.kv
-    wanted = f"attention=TRITON_MLA_SPARSE kv={kv} indexer=triton" if case.ours else case.backend
+    attention, indexer = ("TRITON_MLA_SPARSE", "triton") if case.ours else (case.backend, "stock")
+    wanted = f"attention={attention} kv={kv} indexer={indexer}"
     if wanted not in server.backends():
         raise servers.ServerError(f"{case.name}: served by {server.backends()}, wanted {wanted}")
     workers = len(servers.OURS_LINE.findall(text))
