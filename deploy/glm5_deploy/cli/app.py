@@ -42,8 +42,8 @@ def _options(
 
 # In the order in which help lists them.
 _COMMANDS = (
-    "up", "smoke", "logs", "status", "preflight", "releases", "lifecycle", "render", "admin",
-    "inventory", "model", "locks", "init", "demo",
+    "up", "smoke", "logs", "status", "bench", "preflight", "releases", "lifecycle", "render",
+    "admin", "inventory", "model", "locks", "init", "demo",
 )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ _READ: Mapping[str, str] = {"unchanged": "done", "changed": "done"}
 _WORDS: Mapping[str, Mapping[str, str]] = {
     "plan": {"changed": "would change"},
     "smoke": {"unchanged": "passed"},
+    "bench": {"unchanged": "measured"},
     "preflight": {"unchanged": "ready"},
     "status": {"unchanged": "well"},
     "releases": _READ,

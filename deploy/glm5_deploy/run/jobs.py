@@ -20,15 +20,19 @@ _MARK = "PROGRESS "
 # A transient unit starts with an empty environment: a machine's proxies and certificates are named
 # in /etc/environment, which logins get too.
 _START = """
-unit=$1.service limit=$2 user=$3 secrets=$4; shift 4
+unit=$1.service limit=$2 user=$3 secrets=$4 variables=$5 collect=$6; shift 6
 case $(systemctl show -p ActiveState -p SubState --value -- "$unit" | tr '\\n' '/') in
   active/running/|activating/*) echo joined; exit 0 ;;
   inactive/dead/) ;;
+  active/exited/)
+    [ -z "$collect" ] || { echo collected; exit 0; }
+    systemctl stop -- "$unit" 2>/dev/null ;;
   *) systemctl stop -- "$unit" 2>/dev/null; systemctl reset-failed -- "$unit" 2>/dev/null ;;
 esac
 systemd-run --quiet --unit="$unit" --service-type=exec --remain-after-exit \\
   -p "RuntimeMaxSec=$limit" -p KillMode=control-group -p EnvironmentFile=-/etc/environment \\
-  ${user:+-p "User=$user"} ${secrets:+-p "EnvironmentFile=$secrets"} \\
+  ${user:+-p "User=$user"} ${variables:+-p "EnvironmentFile=$variables"} \\
+  ${secrets:+-p "EnvironmentFile=$secrets"} \\
   -- "$@" && echo started
 """
 
@@ -51,6 +55,11 @@ journalctl -q --no-pager -o cat --show-cursor ${cursor:+"--after-cursor=$cursor"
   "_SYSTEMD_INVOCATION_ID=$run" 2>/dev/null || :
 case $state in *SubState=exited*) systemctl stop -- "$unit" ;; esac
 """
+
+_EARLIER = {
+    "joined": "joined {}, which an earlier run started",
+    "collected": "took what {} found, which an earlier run started",
+}
 
 
 @dataclass(frozen=True)
@@ -122,10 +131,11 @@ def run_job(
     # systemd expands $NAME in what systemd-run is given.
     words = tuple(word.replace("$", "$$") for word in job.command.words())
     user = "" if job.user in {None, "root"} else job.user
-    start = script(_START, job.unit, job.limit, user or "", job.secrets or "", *words)
-    started = host.run(start, sudo=True)
-    if started.stdout.strip() == "joined":
-        note(f"joined {job.unit}, which an earlier run started")
+    files, collect = (job.secrets or "", job.variables or ""), "yes" if job.collect else ""
+    start = script(_START, job.unit, job.limit, user or "", *files, collect, *words)
+    started = host.run(start, sudo=True).stdout.strip()
+    if started in _EARLIER:
+        note(_EARLIER[started].format(job.unit))
     return _follow(host, job, cancel, progress, note)
 
 

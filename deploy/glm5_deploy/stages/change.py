@@ -46,6 +46,8 @@ class Transient:
         limit: seconds until systemd ends it.
         user: it runs as this user; None: as root.
         secrets: a file on the host with variables for it, which only root can read.
+        variables: another file with variables, which are not secret.
+        collect: one that ended after its operator had gone is not run again: what it said is taken.
     """
 
     unit: str
@@ -53,6 +55,8 @@ class Transient:
     limit: int
     user: str | None = None
     secrets: PurePosixPath | None = None
+    variables: PurePosixPath | None = None
+    collect: bool = False
 
 
 @dataclass(frozen=True)

@@ -110,15 +110,16 @@ def look(host: Host, target: Target, before: Load | None = None, pause: float = 
     answer = health(host, profile.serve.host, profile.serve.port)
     if answer is None:
         return snapshot
-    load = _load(host, target)
+    load = read_load(host, target)
     if before is None and load is not None and load.running:
         time.sleep(pause)
-        before, load = load, _load(host, target)
+        before, load = load, read_load(host, target)
     idle = load is not None and before is None
     return replace(snapshot, health=answer, load=load, rate=0.0 if idle else rate(before, load))
 
 
-def _load(host: Host, target: Target) -> Load | None:
+def read_load(host: Host, target: Target) -> Load | None:
+    """What the server says of its load; None where it does not."""
     import httpx
 
     from glm5_deploy.smoke.transport import client_for

@@ -1,0 +1,114 @@
+"""Which loads are measured: what was asked for, and what the served context has room for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from glm5_deploy.errors import PreflightError, UsageError
+
+CONCURRENCY = (1, 8, 64)
+PROMPT_TOKENS = (1000, 8000)
+OUTPUT_TOKENS = 128
+LIMIT = 900
+"""Seconds for all loads of a host."""
+
+_LONG = 4000
+_MARGIN = 16
+"""Tokens that a tokenizer may add to a prompt: its special ones, and what does not come back as it
+was after decoding."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """One measurement.
+
+    Args:
+        concurrency: requests at once.
+        prompt_tokens: of each request.
+        requests: in all.
+    """
+
+    concurrency: int
+    prompt_tokens: int
+    requests: int
+
+    def word(self) -> str:
+        """As the program on the host takes it."""
+        return f"{self.concurrency}:{self.prompt_tokens}:{self.requests}"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What was asked for.
+
+    Args:
+        prompt_tokens: None: `PROMPT_TOKENS`, as far as they fit.
+        requests: of each load; None: see `requests`.
+        limit: seconds for all loads of a host.
+    """
+
+    concurrency: tuple[int, ...] = CONCURRENCY
+    prompt_tokens: tuple[int, ...] | None = None
+    output_tokens: int = OUTPUT_TOKENS
+    requests: int | None = None
+    limit: int = LIMIT
+
+
+def parse_numbers(option: str, text: str) -> tuple[int, ...]:
+    """``1,8,64`` as numbers, each once, in their order.
+
+    Raises:
+        UsageError: something in it is no whole number above 0.
+    """
+    words = [word.strip() for word in text.split(",")]
+    wrong = [word for word in words if not word.isdecimal() or int(word) == 0]
+    if wrong:
+        raise UsageError(
+            f"{option} {text}: {wrong[0] or 'nothing'} is no whole number above 0",
+            f"separate numbers with commas: {option} 1,8",
+        )
+    return tuple(dict.fromkeys(map(int, words)))
+
+
+def requests(concurrency: int, prompt_tokens: int) -> int:
+    """How many a load sends: enough that as many are at work most of the time, and that long
+    prompts end in minutes.
+    """
+    if prompt_tokens < _LONG:
+        return max(4, 2 * concurrency)
+    return max(3, concurrency)
+
+
+def loads(wanted: Wanted, room: int | None) -> tuple[Load, ...]:
+    """The loads from light to heavy, so that a limit takes the heaviest.
+
+    Args:
+        room: tokens of prompt and answer that the server takes; None where it does not say.
+
+    Raises:
+        PreflightError: what was asked for does not fit.
+    """
+    prompts = _prompts(wanted, room)
+    return tuple(
+        Load(concurrency, tokens, wanted.requests or requests(concurrency, tokens))
+        for tokens in sorted(prompts)
+        for concurrency in sorted(wanted.concurrency)
+    )
+
+
+def _prompts(wanted: Wanted, room: int | None) -> Sequence[int]:
+    asked = wanted.prompt_tokens or PROMPT_TOKENS
+    if room is None:
+        return asked
+    most = room - wanted.output_tokens - _MARGIN
+    fitting = [tokens for tokens in asked if tokens <= most]
+    if wanted.prompt_tokens is None and most > 0:
+        return fitting or [most]
+    if len(fitting) < len(asked):
+        raise PreflightError(
+            f"prompts of {max(asked)} tokens with answers of {wanted.output_tokens} do not fit into"
+            f" the {room} tokens that the server takes (max-model-len)",
+            f"--prompt-tokens {most}" if most > 0 else f"--output-tokens {max(room // 4, 1)}",
+        )
+    return asked
