@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import io
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -18,12 +20,41 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Call the command's own `main`; 2 where there is no such command."""
+    """Call the command's own `main`; 2 where there is no such command, 130 on Ctrl-C."""
     words = list(sys.argv[1:] if argv is None else argv)
-    options = _parser().parse_args(words[:1])
-    module = import_module(COMMANDS[options.command][0])
-    status: int = module.main(words[1:])
+    _print_anything()
+    try:
+        options = _parser().parse_args(words[:1])
+        module = import_module(COMMANDS[options.command][0])
+        status: int = module.main(words[1:])
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # Whoever read it (`| head`) has seen enough.
+        _drop_output()
+        return 1
+    except OSError as error:
+        print(f"error: {error}", file=sys.stderr)
+        _drop_output()
+        return 1
     return status
+
+
+def _drop_output() -> None:
+    """What could not be written is not tried again at the end of the process."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _print_anything() -> None:
+    """A terminal without UTF-8, or a file's name that is none, must not end a report."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _parser() -> argparse.ArgumentParser:

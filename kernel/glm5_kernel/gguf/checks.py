@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from glm5_kernel.gguf.errors import listed
+from glm5_kernel.gguf.errors import listed, some_of
 from glm5_kernel.gguf.reader import Header, TensorInfo
 from glm5_kernel.gguf.types import TYPES
 
@@ -16,7 +16,7 @@ def problems_of(header: Header) -> list[str]:
     Unknown types and damaged dimensions are told first; where there are any, nothing is known about
     the offsets, and they are not judged.
     """
-    found = list(_entries(header)) + list(_twice(header))
+    found = [*some_of(_entries(header)), *some_of(_twice(header))]
     return found or list(_places(header))
 
 

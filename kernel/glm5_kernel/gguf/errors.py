@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 
 class GgufError(ValueError):
@@ -13,8 +13,20 @@ class GgufError(ValueError):
     """
 
     def __init__(self, problems: str | Iterable[str]) -> None:
-        self.problems = (problems,) if isinstance(problems, str) else tuple(problems)
+        told = (problems,) if isinstance(problems, str) else problems
+        self.problems = tuple(map(printable, told))
         super().__init__("\n".join(self.problems))
+
+
+def printable(text: str) -> str:
+    """On one line, whatever names and values from a file are in it: what a terminal would not show
+    as a letter is escaped.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
+    )
 
 
 def listed(values: Iterable[object], most: int = 8) -> str:
@@ -22,3 +34,15 @@ def listed(values: Iterable[object], most: int = 8) -> str:
     items = [str(value) for value in values]
     rest = len(items) - most
     return ", ".join(items[:most]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def some_of(problems: Iterable[str], most: int = 8) -> Iterator[str]:
+    """The first `most` problems of one kind, and a line that says how many more there are."""
+    rest = 0
+    for number, problem in enumerate(problems):
+        if number < most:
+            yield problem
+        else:
+            rest += 1
+    if rest:
+        yield f"… and {rest} more of this kind"

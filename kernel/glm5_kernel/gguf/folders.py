@@ -20,6 +20,6 @@ def only_model(path: Path) -> Path | None:
     for file in sorted(path.glob("*.gguf")):
         if "mmproj" in file.name:
             continue
-        match = SPLIT_NAME.match(file.name)
+        match = SPLIT_NAME.fullmatch(file.name)
         models.setdefault(f"{match['stem']} of {match['count']}" if match else file.name, file)
     return next(iter(models.values())) if len(models) == 1 else None

@@ -6,12 +6,16 @@ from vLLM 0.26 `deepseek_v2.py`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from glm5_kernel.gguf.errors import GgufError, listed
 from glm5_kernel.gguf.reader import Array, Value
+
+MAX_BLOCKS = 4096
+"""Layers and MTP blocks that a file may claim; GLM-5 has 79."""
 
 GATING = {1: "softmax", 2: "sigmoid"}
 MODEL_TYPES = {"glm-dsa": "glm_moe_dsa", "deepseek2": "deepseek_v3"}
@@ -163,10 +167,11 @@ class _Reading:
         if value is None and default is not None:
             self.assumed.update(ASSUMED.get(name, ()))
             return default
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        good = isinstance(value, int | float) and not isinstance(value, bool)
+        if not good or not math.isfinite(value):  # type: ignore[arg-type]
             self._wrong(name, value, "a number")
             return 1.0
-        return _decimal(value)
+        return _decimal(value)  # type: ignore[arg-type]
 
     def truth(self, name: str, default: bool) -> bool:
         value = self.value(name)
@@ -254,6 +259,9 @@ def _indexer(reading: _Reading) -> Indexer | None:
 
 def _indexer_types(reading: _Reading, layers: int) -> str | None:
     """From `types` (true is full), or `top_k_frequency` and `skip_top_k_offset` as some write."""
+    if layers > MAX_BLOCKS:
+        # Told elsewhere; a schedule for so many would fill the memory.
+        return None
     types = reading.value("attention.indexer.types")
     if isinstance(types, Array) and types.values is not None:
         try:
@@ -285,7 +293,10 @@ def _impossible(hp: Hyperparameters) -> list[str]:
     prefix = hp.architecture
     checks = (
         (hp.layers > 0, f"{prefix}.block_count leaves no layer beside {hp.mtp_layers} MTP blocks"),
-        (hp.layers <= 4096, f"{prefix}.block_count is {hp.layers}; at most 4096 are allowed"),
+        (
+            hp.blocks <= MAX_BLOCKS,
+            f"{prefix}.block_count is {hp.blocks}; at most {MAX_BLOCKS} are allowed",
+        ),
         (hp.nope > 0, f"{prefix}: a head's key length must exceed its {hp.rope} RoPE dimensions"),
         (
             hp.dense_layers <= hp.layers,
@@ -310,7 +321,7 @@ def pattern_of(types: tuple[object, ...] | list[object]) -> str:
         ValueError: an entry is none of these.
     """
     known: dict[object, str] = {"full": "F", "shared": "S", "F": "F", "S": "S", 1: "F", 0: "S"}
-    wrong = [value for value in types if isinstance(value, Array) or value not in known]
+    wrong = [value for value in types if not isinstance(value, int | str) or value not in known]
     if wrong:
         raise ValueError(f"{listed(map(repr, wrong))}; each is 'full' (true) or 'shared' (false)")
     return "".join(known[value] for value in types)
@@ -408,6 +419,8 @@ def config_pattern(config: Mapping[str, Any], layers: int) -> str | None:
     for key in ("index_topk_pattern", "indexer_types"):
         if config.get(key) is None:
             continue
+        if not isinstance(config[key], list | tuple | str):
+            raise GgufError(f"config.json: {key} is {config[key]!r:.60}; a list or a text is right")
         try:
             pattern = pattern_of(list(config[key]))
         except ValueError as error:
@@ -419,9 +432,17 @@ def config_pattern(config: Mapping[str, Any], layers: int) -> str | None:
             )
         return pattern[:layers]
     if config.get("index_topk_freq") is not None:
-        offset = int(config.get("index_skip_topk_offset", 2))
-        return schedule(layers, int(config["index_topk_freq"]), offset)
+        frequency = _whole(config, "index_topk_freq")
+        skipped = "index_skip_topk_offset"
+        return schedule(layers, frequency, _whole(config, skipped) if skipped in config else 2)
     return None
+
+
+def _whole(config: Mapping[str, Any], key: str) -> int:
+    value = config[key]
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise GgufError(f"config.json: {key} is {value!r:.60}; a whole number is right")
+    return value
 
 
 def hf_config(hp: Hyperparameters, pattern: IndexerPattern | None = None) -> dict[str, Any]:
@@ -520,12 +541,15 @@ def contradictions(
         hp: from the file.
         pattern: of the file, to compare shared layers with.
     """
-    stated = _flat(config)
+    try:
+        stated = _flat(config)
+    except GgufError as error:
+        return list(error.problems)
     problems = []
     for key, right in _flat(hf_config(hp)).items():
         unchecked = key in UNCHECKED or key in hp.assumed
         if key in stated and not unchecked and not _agree(stated[key], right):
-            problems.append(f"{key} is {stated[key]!r} in config.json, {right!r} in the file")
+            problems.append(f"{key} is {stated[key]!r:.99} in config.json, {right!r} in the file")
     return problems + _pattern_contradiction(config, hp, pattern)
 
 
@@ -534,7 +558,9 @@ def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
     flat = {key: value for key, value in config.items() if key not in _ROPE_KEYS}
     rope: dict[str, Any] = {}
     for key in _ROPE_KEYS:
-        rope |= config.get(key) or {}
+        if not isinstance(stated := config.get(key), Mapping | None):
+            raise GgufError(f"config.json: {key} is {stated!r:.60}; an object is right")
+        rope |= stated or {}
     if "type" in rope:
         rope.setdefault("rope_type", rope.pop("type"))
     flat |= {key if key == "rope_theta" else f"rope {key}": rope[key] for key in rope}
@@ -550,7 +576,10 @@ def _agree(stated: Any, right: Any) -> bool:  # noqa: ANN401
     if isinstance(stated, bool) or isinstance(right, bool):
         return stated is right
     if isinstance(stated, int | float) and isinstance(right, int | float):
-        return abs(stated - right) <= 1e-6 * max(abs(stated), abs(right))
+        try:
+            return math.isclose(stated, right, rel_tol=1e-6)
+        except OverflowError:
+            return False
     return bool(stated == right)
 
 

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from glm5_kernel.gguf.errors import GgufError
+from glm5_kernel.gguf.errors import GgufError, printable
 from glm5_kernel.gguf.hyperparameters import (
     Hyperparameters,
     IndexerPattern,
@@ -24,7 +24,6 @@ from glm5_kernel.gguf.hyperparameters import (
     read_hyperparameters,
 )
 from glm5_kernel.gguf.layout import (
-    MAX_TP,
     Action,
     Cut,
     MemoryPerGpu,
@@ -35,7 +34,7 @@ from glm5_kernel.gguf.layout import (
     tp_problems,
 )
 from glm5_kernel.gguf.names import TensorClass, indexer_layers, tensor_problems
-from glm5_kernel.gguf.shards import Files, Model, open_model
+from glm5_kernel.gguf.shards import Files, Model, open_model, shard_paths
 
 
 @dataclass(frozen=True)
@@ -144,9 +143,12 @@ def inspect_model(
             for tp in tps
             if not reasons[tp]
         ),
-        problems=(
-            *tensor_problems(infos, hp, pattern, mtp=mtp),
-            *contradictions(config or {}, hp, pattern),
+        problems=tuple(
+            printable(problem)
+            for problem in (
+                *tensor_problems(infos, hp, pattern, mtp=mtp),
+                *contradictions(config or {}, hp, pattern),
+            )
         ),
     )
 
@@ -225,7 +227,7 @@ def _about(found: Inspection) -> list[str]:
         ("Context", f"{hp.context} tokens, RoPE base {hp.rope_theta:g}, "
                     f"epsilon {hp.eps:g}"),
     ]  # fmt: skip
-    return [f"{name + ':':<12} {text}" for name, text in rows if text]
+    return [f"{name + ':':<12} {printable(text)}" for name, text in rows if text]
 
 
 def _layers(hp: Hyperparameters) -> str:
@@ -279,8 +281,7 @@ def _memory(found: Inspection) -> list[str]:
         rows.append([str(each.tp), *map(_size, parts)])
     lines = _table(rows, right={0, 1, 2, 3, 4}) if len(rows) > 1 else []
     for tp, why in found.refused.items():
-        if tp <= MAX_TP:
-            lines.append(f"not {tp}: {why[0]}" + (f" (and {len(why) - 1} more)" * (len(why) > 1)))
+        lines.append(f"not {tp}: {why[0]}" + (f" (and {len(why) - 1} more)" * (len(why) > 1)))
     return lines
 
 
@@ -329,13 +330,24 @@ def _number(count: float) -> str:
 def main(argv: Sequence[str] | None = None, files: Files | None = None) -> int:
     """Print what the given files hold. Exit 0; 1 where one cannot be loaded; 2 for wrong usage."""
     args = _arguments(argv)
-    results = [_one(path, args, files) for path in args.file]
+    results = [_one(path, args, files) for path in _one_of_each(args.file)]
     if args.json:
         documents = [document for document, _, _ in results]
-        print(json.dumps(documents[0] if len(documents) == 1 else documents, indent=2))
-    else:
-        print("\n\n".join(text for _, text, _ in results if text))
+        print(json.dumps(documents[0] if len(args.file) == 1 else documents, indent=2))
+    elif texts := [text for _, text, _ in results if text]:
+        print("\n\n".join(texts))
     return max(code for _, _, code in results)
+
+
+def _one_of_each(paths: Sequence[str]) -> list[str]:
+    """Of a split's files the one that is named first: each tells of all."""
+    models: dict[str, str] = {}
+    for path in paths:
+        try:
+            models.setdefault(shard_paths(path)[0], path)
+        except GgufError:
+            models.setdefault(path, path)
+    return list(models.values())
 
 
 def _one(
@@ -347,11 +359,17 @@ def _one(
         config = read_config(args.config or Path(path).parent / "config.json", bool(args.config))
         found = inspect_model(model, config=config, tps=args.tp or POWERS, mtp=args.mtp)
     except (GgufError, OSError) as error:
-        problems = list(error.problems) if isinstance(error, GgufError) else [str(error)]
+        problems = _problems(error)
         if not args.json:
             print("\n".join(f"error: {problem}" for problem in problems), file=sys.stderr)
         return {"files": [[path, 0]], "problems": problems}, "", 1
     return as_json(found), as_text(found), 1 if found.problems else 0
+
+
+def _problems(error: GgufError | OSError) -> list[str]:
+    if isinstance(error, GgufError):
+        return list(error.problems)
+    return [printable(f"{error.filename}: {error.strerror}" if error.filename else str(error))]
 
 
 def read_config(path: str | Path, needed: bool) -> dict[str, Any]:
@@ -365,7 +383,7 @@ def read_config(path: str | Path, needed: bool) -> dict[str, Any]:
         return {}
     try:
         config = json.loads(Path(path).read_text())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise GgufError(f"{path}: no JSON: {error}") from None
     if not isinstance(config, dict):
         raise GgufError(f"{path}: a {type(config).__name__}; an object is right")

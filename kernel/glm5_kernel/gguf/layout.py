@@ -246,11 +246,13 @@ def cut_problem(
         tp: ranks.
         kind: its type where it stays quantised, else None.
     """
+    # A file may have fewer dimensions than is right, which is told elsewhere.
+    rows = ne[1] if len(ne) > 1 else 1
     if cut == "vocabulary":
-        padded = _padded_vocab(ne[1])
+        padded = _padded_vocab(rows)
         return f"{name}: {padded} rows are no multiple of {tp}" if padded % tp else None
     if cut == "rows":
-        return f"{name}: {ne[1]} rows are no multiple of {tp}" if ne[1] % tp else None
+        return f"{name}: {rows} rows are no multiple of {tp}" if rows % tp else None
     if cut != "columns":
         return None
     if ne[0] % tp:

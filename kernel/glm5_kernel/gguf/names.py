@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from glm5_kernel.gguf.errors import listed
+from glm5_kernel.gguf.errors import listed, some_of
 from glm5_kernel.gguf.hyperparameters import Hyperparameters, IndexerPattern
 from glm5_kernel.gguf.reader import TensorInfo
 
@@ -56,12 +56,13 @@ class Weight:
 Dims = tuple[tuple[int, ...], ...]
 Entry = tuple[str, TensorClass, str, Dims]
 
-BLOCK = re.compile(r"^blk\.(\d{1,6})\.(.+)$")
+BLOCK = re.compile(r"blk\.(0|[1-9][0-9]{0,5})\.(.+)")
+"""To be matched as a whole: `blk.03` is no other name of `blk.3`."""
 
 
 def weight_of(name: str, hp: Hyperparameters) -> Weight | None:
     """What the tensor `name` is in a model of these hyperparameters, None if nothing known."""
-    match = BLOCK.match(name)
+    match = BLOCK.fullmatch(name)
     if match is None:
         entry = _outer(hp).get(name)
         return None if entry is None else Weight(name, name, None, *entry)
@@ -208,7 +209,7 @@ OPTIONAL = frozenset(
 
 def indexer_layers(names: Iterable[str]) -> frozenset[int]:
     """The blocks that have indexer tensors."""
-    found = (BLOCK.match(name) for name in names)
+    found = (BLOCK.fullmatch(name) for name in names)
     return frozenset(int(each[1]) for each in found if each and each[2] in INDEXER_ROLES)
 
 
@@ -242,10 +243,19 @@ def tensor_problems(
         mtp: whether the MTP block is needed too.
     """
     return [
-        *_wrong_dimensions(tensors, hp),
+        *some_of(_same_weight(tensors, hp)),
+        *some_of(_wrong_dimensions(tensors, hp)),
         *_missing(tensors, hp, pattern, mtp),
         *_unknown(tensors, hp),
     ]
+
+
+def _same_weight(tensors: Mapping[str, TensorInfo], hp: Hyperparameters) -> Iterator[str]:
+    """The router's bias has two names; k_b and v_b may stand beside the whole kv_b."""
+    for layer in range(hp.blocks):
+        names = [f"blk.{layer}.exp_probs_b{end}" for end in (".bias", "")]
+        if all(name in tensors for name in names):
+            yield f"tensors {' and '.join(names)} are the same weight; one of them is right"
 
 
 def _wrong_dimensions(tensors: Mapping[str, TensorInfo], hp: Hyperparameters) -> Iterator[str]:
@@ -291,7 +301,7 @@ def _kv_b_missing(tensors: Mapping[str, TensorInfo], layer: int) -> list[str]:
 
 
 def _of_mtp(name: str, hp: Hyperparameters) -> bool:
-    match = BLOCK.match(name)
+    match = BLOCK.fullmatch(name)
     return match is not None and int(match[1]) >= hp.layers
 
 

@@ -35,6 +35,10 @@ MAX_STRING = 16 << 20
 MAX_COUNT = 1 << 17
 """Most metadata entries or tensors; GLM-5 has 1,809 tensors."""
 MAX_DEPTH = 4
+MAX_NESTED = 1 << 16
+"""Most arrays within arrays of a file; no known writer makes any."""
+MAX_STRINGS = 1 << 22
+"""Longest array of strings; GLM-5 has 154,880 tokens and twice as many merges."""
 KEEP_VALUES = 4_096
 """Longest array whose values are kept; the tokens of a vocabulary are counted and passed over."""
 KEEP_TOTAL = 1 << 18
@@ -147,6 +151,7 @@ class _Cursor:
     size: int | None
     position: int = 0
     kept: int = 0
+    nested: int = 0
     _start: int = 0
     _chunk: bytes = field(default=b"", repr=False)
 
@@ -323,6 +328,12 @@ def _array(cursor: _Cursor, key: str, depth: int) -> Array:
         cursor.fail(f"{key} nests arrays {depth} deep", f"at most {MAX_DEPTH} are allowed", at)
     if kind not in SCALARS and kind not in (STRING, ARRAY):
         cursor.fail(f"element type {kind} of {key}", "0 to 12 are known", at)
+    if kind == ARRAY:
+        cursor.nested += length
+        if cursor.nested > MAX_NESTED:
+            cursor.fail(f"{key} has {length} arrays in it", f"at most {MAX_NESTED} are allowed", at)
+    if kind == STRING and length > MAX_STRINGS:
+        cursor.fail(f"{key} has {length} strings", f"at most {MAX_STRINGS} are allowed", at)
     name, _, size = SCALARS.get(kind, ("string" if kind == STRING else "array", "", 8))
     cursor.need(length * size, f"the {length} values of {key}")
     if length <= min(KEEP_VALUES, KEEP_TOTAL - cursor.kept):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,10 +17,13 @@ from pathlib import Path
 from typing import Protocol
 
 from glm5_kernel.gguf.checks import problems_of
-from glm5_kernel.gguf.errors import GgufError, listed
+from glm5_kernel.gguf.errors import GgufError, listed, some_of
 from glm5_kernel.gguf.reader import Header, ReadAt, TensorInfo, Value, read_header
 
-SPLIT_NAME = re.compile(r"^(?P<stem>.*)-(?P<number>\d{5,})-of-(?P<count>\d{5,})\.gguf$")
+SPLIT_NAME = re.compile(
+    r"(?P<stem>.*)-(?P<number>[0-9]{5,9})-of-(?P<count>[0-9]{5,9})\.gguf", re.DOTALL
+)
+"""To be matched as a whole."""
 MAX_SHARDS = 1_000
 ARCHITECTURES = ("glm-dsa", "deepseek2")
 
@@ -40,7 +44,15 @@ class LocalFiles:
     """The files of this machine."""
 
     def size(self, path: str) -> int | None:
-        return Path(path).stat().st_size if Path(path).is_file() else None
+        try:
+            found = os.stat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        if stat.S_ISDIR(found.st_mode):
+            raise GgufError(f"{path}: this is a folder; name a .gguf file in it")
+        if not stat.S_ISREG(found.st_mode):
+            raise GgufError(f"{path}: no regular file; a .gguf file is right")
+        return found.st_size
 
     def read_at(self, path: str) -> ReadAt:
         def read(offset: int, length: int) -> bytes:
@@ -94,7 +106,7 @@ def shard_paths(path: str) -> tuple[str, ...]:
         GgufError: numbers in the name that cannot be.
     """
     folder, name = os.path.split(path)
-    match = SPLIT_NAME.match(name)
+    match = SPLIT_NAME.fullmatch(name)
     if match is None:
         return (path,)
     digits, number, count = len(match["number"]), int(match["number"]), int(match["count"])
@@ -199,7 +211,10 @@ def _lone_shard(header: Header) -> list[str]:
     count = header.metadata.get("split.count", 1)
     if not isinstance(count, int) or count <= 1:
         return []
-    number = int(header.metadata.get("split.no", 0)) + 1  # type: ignore[arg-type]
+    number = header.metadata.get("split.no", 0)
+    if not isinstance(number, int):
+        return [f"{header.file}: split.no is {number!r:.60}; a whole number is right"]
+    number += 1
     return [
         f"{header.file}: this is shard {number} of {count} (split.count), but its name does not "
         f"end in -{number:05}-of-{count:05}.gguf; give the shards the names they were made with"
@@ -249,5 +264,5 @@ def _assembled(paths: tuple[str, ...], shards: tuple[Header, ...]) -> Model:
             tensors[info.name] = Located(info, index, shard.data_offset + info.offset)
     if not tensors:
         problems.append(f"{paths[0]}: no shard holds any tensor; a model has some")
-    _raise_if(problems)
+    _raise_if(some_of(problems))
     return Model(paths, shards, shards[0].metadata, tensors)

@@ -64,7 +64,19 @@ def test_json_is_one_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert document["memory"][0]["kv"]["layers"] == 4
     assert document["bits_per_weight"] > 8
     assert document["problems"] == []
-    assert main([path, path, "--json"]) == 0
+
+
+def test_several_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every file of a split may be named: it is told of once. JSON is a list of models then."""
+    paths = [str(path) for path in write_model(tmp_path, SMALL, split=3)]
+    (other,) = write_model(tmp_path, SMALL)
+    assert main([*paths[::-1], str(other)]) == 0
+    text = capsys.readouterr().out
+    assert text.count("File: ") == 2
+    assert f"{paths[0]} and 2 more" in text
+    assert main([*paths, "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)) == 1
+    assert main([*paths, str(other), "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)) == 2
 
 
