@@ -158,6 +158,10 @@ class Paths:
         profile = target.profile
         return cls(target.root, profile.unit_name, target.model_folder, profile.model.name)
 
+    def python(self, version: str) -> PurePosixPath:
+        """An interpreter that we carried there; `version` is such as ``3.12``."""
+        return self.root / "python" / version / "bin" / f"python{version}"
+
     @property
     def state(self) -> PurePosixPath:
         return self.root / "state"
@@ -373,6 +377,7 @@ def observe(host: Host, target: Target) -> Observed:
     paths = Paths.of(target)
     unit, timer = unit_fact(paths.unit), unit_fact(paths.confirm_timer)
     named = [target.settings.python] if target.settings.python is not None else []
+    named.append(paths.python(target.profile.engine.python))
     on_gpus = target.profile.gpus.count > 0
     facts = [*system_fact_list(*named), *deployment_fact_list(target), unit, timer]
     facts += gpu_host_fact_list(target.profile.unit.user) if on_gpus else []

@@ -20,6 +20,10 @@ from glm5_deploy.stages.systemd import double_specifiers
 MIN_SYSTEMD = 247
 MAX_CLOCK_SKEW = 30.0
 GIB = 1 << 30
+_MADE_BY_UV = (
+    "a relocatable Python here, such as `uv python install` puts below the folder that "
+    "`uv python dir` names"
+)
 
 Probe = Callable[[Desired, Observed], Check]
 
@@ -112,13 +116,16 @@ def python(desired: Desired, observed: Observed) -> Check:
         hint = f"name an interpreter of Python {version} that is there"
         return failed("python", f"{settings.python} is not Python {version}", hint)
     if settings.python_tree is not None:
+        if not (settings.python_tree / "bin" / f"python{version}").is_file():
+            detail = f"{settings.python_tree} has no bin/python{version}"
+            return failed("python", detail, f"set python_tree to {_MADE_BY_UV}")
         return passed("python", f"carried from {settings.python_tree}")
     there = ", ".join(python.minor for python in observed.system.pythons) or "none"
     known = distribution_has_python(observed.system.os.id, observed.system.os.version_id, version)
     if known is False:
         hint = (
             f"{observed.system.os.pretty} does not package Python {version}: set python to an "
-            "interpreter on the host, or python_tree to a relocatable Python here (`uv python dir`)"
+            f"interpreter on the host, or python_tree to {_MADE_BY_UV}"
         )
         return failed("python", f"{version} wanted, there: {there}", hint)
     return passed("python", f"{version} to install, there: {there}")

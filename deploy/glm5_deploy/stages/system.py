@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from glm5_deploy.config.models import Profile
-from glm5_deploy.hosts.command import command, script
+from glm5_deploy.hosts.command import script
 from glm5_deploy.onhost import program
 from glm5_deploy.stages.change import Change, Put, Rsync, Run, Transient
 from glm5_deploy.stages.desired import Desired
@@ -34,6 +34,16 @@ _MAKE = """
 owner=$1; shift
 install -d -m 755 -o "$owner" -- "$@" || exit
 [ "$owner" = root ] || find "$@" -type d ! -user "$owner" -exec chown -- "$owner" {} +
+"""
+# Half a Python would be taken for a whole one later, and one that looks for its library where it
+# was built does not run here.
+_PLACE_PYTHON = """
+new=$2.new; rm -rf "$new"; install -d -m 755 "${2%/*}"
+cp -a --no-preserve=ownership -T "$1" "$new" || exit
+"$new/$3" -I -c 'import ctypes, ssl, venv' || {
+  echo "it does not run on this host: is the folder relocatable?" >&2; rm -rf "$new"; exit 1
+}
+rm -rf "$2" && mv -T "$new" "$2"
 """
 OLDEST_PYTHON = (3, 8, 0)
 """What our own programs on the host run on."""
@@ -77,13 +87,8 @@ def python_path(desired: Desired, observed: Observed) -> PurePosixPath:
     if found is not None:
         return found
     if settings.python_tree is not None:
-        return carried_python(desired) / "bin" / f"python{version}"
+        return desired.paths.python(version)
     return PurePosixPath(f"/usr/bin/python{version}")
-
-
-def carried_python(desired: Desired) -> PurePosixPath:
-    """Where a Python that we bring lies on the host."""
-    return desired.paths.root / "python" / desired.target.profile.engine.python
 
 
 def lacking(desired: Desired, observed: Observed) -> tuple[Requirement, ...]:
@@ -194,11 +199,11 @@ def _python_tree(desired: Desired, observed: Observed) -> list[Change]:
     tree = desired.target.settings.python_tree
     if tree is None or usable_python(desired, observed) is not None:
         return []
-    upload = desired.paths.uploads / f"python-{desired.target.profile.engine.python}"
-    target = carried_python(desired)
+    version = desired.target.profile.engine.python
+    upload = desired.paths.uploads / f"python-{version}"
+    target = desired.paths.python(version).parent.parent
     steps = (
         Rsync(Path(tree), upload),
-        Run(command("install", "-d", "-m", "755", target.parent)),
-        Run(command("cp", "-a", "--no-preserve=ownership", "-T", upload, target), timeout=600),
+        Run(script(_PLACE_PYTHON, upload, target, f"bin/python{version}"), timeout=600),
     )
     return [Change(STAGE, "sync", str(target), f"Python from {tree}", steps)]

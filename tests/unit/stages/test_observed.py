@@ -5,9 +5,13 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path, PurePosixPath
 
+import pytest
 from glm5_deploy.config.models import Target
+from glm5_deploy.errors import UnreachableError
+from glm5_deploy.hosts.command import Command
 from glm5_deploy.hosts.facts.fact import FactOutput
-from glm5_deploy.stages.observed import deployment_fact_list, parse_files
+from glm5_deploy.hosts.fake import Expected, FakeHost
+from glm5_deploy.stages.observed import deployment_fact_list, observe, parse_files
 
 from tests.unit.stages.situation import desired
 
@@ -45,3 +49,16 @@ def test_contents_come_back_as_they_are(tmp_path: Path) -> None:
 def test_what_was_not_read_in_time_counts_as_missing() -> None:
     paths = (PurePosixPath("/a"), PurePosixPath("/b"))
     assert parse_files(paths, FactOutput(124, "eA==\n", "")) == {"/a": "x", "/b": None}
+
+
+def test_a_python_that_was_carried_is_looked_at() -> None:
+    asked: list[str] = []
+
+    def keep(wanted: Command) -> bool:
+        asked.extend(wanted.words())
+        return True
+
+    host = FakeHost("bw1", expected=[Expected(keep, raises=UnreachableError("enough"))])
+    with pytest.raises(UnreachableError):
+        observe(host, desired(engine={"python": "3.12"}).target)
+    assert any("/opt/glm5/python/3.12/bin/python3.12" in word for word in asked)

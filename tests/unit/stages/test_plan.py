@@ -69,6 +69,9 @@ def test_python_without_headers_gets_them() -> None:
 def test_a_python_can_be_carried(tmp_path: Path) -> None:
     wanted = desired(settings={"python_tree": str(tmp_path)}, engine={"python": "3.12"})
     assert f"system sync {PurePosixPath('/opt/glm5/python/3.12')}" in planned(wanted, bare())
+    path = PurePosixPath("/opt/glm5/python/3.12/bin/python3.12")
+    there = replace(bare(), system=system(pythons=(Python(path, path, (3, 12, 1), True),)))
+    assert not [line for line in planned(wanted, there) if "sync /opt/glm5/python" in line]
 
 
 @pytest.mark.parametrize(

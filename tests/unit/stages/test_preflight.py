@@ -78,6 +78,18 @@ def test_each_problem_is_named_with_a_hint(
     assert hint in (found[name].hint or "")
 
 
+def test_a_python_tree_without_the_python(tmp_path: Path) -> None:
+    wanted = desired(
+        settings={"python_tree": str(tmp_path)}, engine={"python": "3.12"}, needs={"libraries": []}
+    )
+    found = problems(wanted, bare())["python"]
+    assert found.detail == f"{tmp_path} has no bin/python3.12"
+    assert "uv python install" in (found.hint or "")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python3.12").touch()
+    assert problems(wanted, bare()) == {}
+
+
 @pytest.mark.parametrize(
     ("disks", "detail", "hint"),
     [
