@@ -176,11 +176,15 @@ def test_bare_configs_leave_out_what_the_file_tells() -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--topk", "0"], "topk: got 0; allowed: 1 up"),
-        (["--layers", "1"], "layers: got 1; allowed: 2 to 1000"),
-        (["--hidden", "300"], "hidden: got 300; allowed: a multiple of 256"),
-        (["--vocab", "100"], "vocab: got 100; allowed: 320 and more"),
-        (["--experts", "1"], "experts: got 1; allowed: 2 and more"),
+        (["--topk", "0"], "topk: got 0; allowed: from 1 to 1048576"),
+        (["--layers", "1"], "layers: got 1; allowed: from 2 to 1000"),
+        (["--layers", "0"], "layers: got 0; allowed: from 2 to 1000"),
+        (["--hidden", "300"], "hidden: got 300; allowed: multiples of 256 from 256 to 65536"),
+        (["--vocab", "100"], "vocab: got 100; allowed: from 320 to"),
+        (["--experts", "1"], "experts: got 1; allowed: from 2 to 1024"),
+        (["--heads", "99999999999"], "heads: got 99999999999; allowed: from 1 to 1024"),
+        (["--context", "-5"], "context: got -5; allowed: from 1 to"),
+        (["--seed", "-1"], "seed: got -1; allowed: from 0 to"),
         (["--quant", "q9"], "invalid choice: 'q9'"),
     ],
 )

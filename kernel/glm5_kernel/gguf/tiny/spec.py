@@ -121,7 +121,7 @@ def make_spec(
     hp = DIMENSIONS[dims]
     hp = replace(
         hp,
-        layers=layers or LAYERS[variant],
+        layers=LAYERS[variant] if layers is None else layers,
         mtp_layers=1 if mtp else 0,
         rope_theta=8e6 if variant == "glm5.2" else 1e6,
         **(changes or {}),
@@ -129,27 +129,26 @@ def make_spec(
     if topk is not None and hp.indexer is not None:
         hp = replace(hp, indexer=replace(hp.indexer, topk=topk))
     _check(hp)
-    return TinySpec(variant, hp, **form)
+    made = TinySpec(variant, hp, **form)
+    _within("seed", made.seed, 0, 1 << 64)
+    return made
 
 
 def _check(hp: Hyperparameters) -> None:
-    checks = (
-        ("layers", hp.layers, 2 <= hp.layers <= 1000, "2 to 1000"),
-        ("topk", hp.indexer and hp.indexer.topk, bool(hp.indexer and hp.indexer.topk > 0), "1 up"),
-        ("hidden", hp.hidden, hp.hidden > 0 and hp.hidden % 256 == 0, "a multiple of 256"),
-        ("vocab", hp.vocab, hp.vocab >= 320, "320 and more"),
-        ("experts", hp.experts, hp.experts >= hp.experts_used, f"{hp.experts_used} and more"),
-        ("heads", hp.heads, hp.heads > 0, "1 and more"),
-        (
-            "moe_intermediate",
-            hp.moe_intermediate,
-            hp.moe_intermediate > 0 and hp.moe_intermediate % 256 == 0,
-            "a multiple of 256",
-        ),
-    )
-    for name, value, good, right in checks:
-        if not good:
-            raise ValueError(f"{name}: got {value}; allowed: {right}")
+    _within("layers", hp.layers, 2, 1000)
+    _within("topk", hp.indexer.topk if hp.indexer else 0, 1, 1 << 20)
+    _within("hidden", hp.hidden, 256, 1 << 16, 256)
+    _within("vocab", hp.vocab, 320, 1 << 20)
+    _within("experts", hp.experts, hp.experts_used, 1024)
+    _within("heads", hp.heads, 1, 1024)
+    _within("moe_intermediate", hp.moe_intermediate, 256, 1 << 16, 256)
+    _within("context", hp.context, 1, 1 << 30)
+
+
+def _within(name: str, value: int, least: int, most: int, step: int = 1) -> None:
+    if not least <= value <= most or value % step:
+        kind = "" if step == 1 else f"multiples of {step} "
+        raise ValueError(f"{name}: got {value}; allowed: {kind}from {least} to {most}")
 
 
 def tensor_dims(spec: TinySpec) -> dict[str, tuple[int, ...]]:
