@@ -268,6 +268,12 @@ def _devices(profile: Node) -> Iterator[ConfigProblem]:
     count, devices = profile.at("gpus", "count"), profile.at("gpus", "devices")
     if devices is None or not devices.items or count is None:
         return
+    values = [node.value for node in devices.items]
+    for index, node in enumerate(devices.items):
+        if isinstance(node.value, int) and node.value < 0:
+            yield node.problem("GPUs are counted from 0")
+        elif node.value in values[:index]:
+            yield node.problem(f"GPU {node.value} is named twice")
     if len(devices.items) != count.value:
         yield devices.problem(f"{len(devices.items)} devices, but `gpus.count` is {count.value}")
 

@@ -16,6 +16,7 @@ from glm5_deploy.config.locks import local_lock
 from glm5_deploy.config.merge import merge
 from glm5_deploy.config.models import HostSettings, Profile, Target
 from glm5_deploy.config.node import Node, Plain
+from glm5_deploy.config.serving import serving_problems
 from glm5_deploy.config.templates import render
 from glm5_deploy.config.validate import fill_empty, validate
 
@@ -52,6 +53,7 @@ def complete(name: str, groups: tuple[str, ...], settings: Node, profile: Node) 
         *profile_problems(located),
         # A wrong key in `engine` may be the very lock that would be missed here.
         *(engine_problems(located) if read_profile is not None else ()),
+        *(serving_problems(located, read_profile) if read_profile is not None else ()),
         *file_problems(placed, located),
     ]
     problems = [*unrendered, *elsewhere(found, unrendered)]

@@ -55,7 +55,10 @@ def test_the_lock_is_there_and_the_driver_runs_it(name: str, tmp_path: Path) -> 
 @pytest.mark.parametrize("name", ALL)
 def test_every_choice_can_be_changed(name: str, tmp_path: Path) -> None:
     override = {
-        "serve": {"port": 9000, "args": {"dtype": None, "max-num-seqs": 64}},
+        "serve": {
+            "port": 9000,
+            "args": {"dtype": None, "max-num-seqs": 64, "kv-cache-dtype": "auto"},
+        },
         "environment": {"VLLM_USE_DEEP_GEMM": "1"},
         "smoke": {"needle": None, "kv_cache": "bf16"},
     }
