@@ -536,7 +536,10 @@ CPU_TORCH = """
 print("noise of a library")
 __version__ = "2.13.0+cpu"
 version = type("version", (), {"cuda": None})
-cuda = type("cuda", (), {"is_available": staticmethod(lambda: False)})
+class cuda:
+    is_available = staticmethod(lambda: False)
+    def init():
+        raise AssertionError("Torch not compiled with CUDA enabled")
 """
 ENTRY = "[vllm.general_plugins]\nglm5_kernel = glm5_kernel:register\n"
 
@@ -602,6 +605,28 @@ class cuda:
     get_device_capability = staticmethod(lambda: (12, 0))
 def zeros(*_, **__): ...
 """
+
+
+BLIND_TORCH = """
+__version__ = "2.11.0"
+version = type("version", (), {"cuda": "13.0"})
+class cuda:
+    is_available = staticmethod(lambda: False)
+    def init():
+        raise RuntimeError("No CUDA GPUs are available\\nand more")
+"""
+
+
+def test_torch_that_sees_no_gpu_says_why_itself(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (site.folder / "torch.py").write_text(BLIND_TORCH)
+    monkeypatch.setenv("PYTHONPATH", f"{site.folder}{os.pathsep}{KERNEL}")
+    done = run_child(["gpus"], 30.0)
+    assert (done.returncode, done.said) == (0, "")
+    row = gpu_check(done, (), devices_there=True)
+    assert row.status == "failed"
+    assert row.detail.endswith("torch cannot use it: No CUDA GPUs are available")
 
 
 def test_a_vllm_without_its_modules_and_the_indexer_of_sm120(site: Site) -> None:

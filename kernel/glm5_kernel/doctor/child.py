@@ -1,6 +1,6 @@
 """A process of its own for what may crash, hang or poison a CUDA context, and its answers.
 
-    python -m glm5_kernel.doctor.child TASK [ARGUMENT…]
+    python -c "$PROGRAM" TASK [ARGUMENT…]
 
 The answers are JSON, a line each, on what standard output was; all that libraries print goes to
 standard error.
@@ -18,6 +18,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
+
+PROGRAM = "import sys; from glm5_kernel.doctor.child import main; main(sys.argv[1:])"
+"""With -m the interpreter would warn that the package imports this module before it runs it, and
+that warning would be taken for the reason of a failure."""
 
 Answer = dict[str, Any]
 Emit = Callable[[Answer], None]
@@ -54,7 +58,7 @@ class Ended:
 def run_child(words: Sequence[str], limit: float) -> Ended:
     """Run a task for at most `limit` seconds; what it started ends with it."""
     child = subprocess.Popen(
-        [sys.executable, "-m", "glm5_kernel.doctor.child", *words],
+        [sys.executable, "-c", PROGRAM, *words],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -110,7 +114,3 @@ def main(words: Sequence[str]) -> None:
             from glm5_kernel.doctor import selftest
 
             selftest.answer(emit, int(arguments[0]), arguments[1:])
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from glm5_kernel.doctor.child import Emit, Ended
 from glm5_kernel.doctor.report import ABSENT, Check, Gpu, failed, passed, skipped
@@ -24,8 +24,9 @@ def answer(emit: Emit) -> None:
         warnings.simplefilter("always")
         available = torch.cuda.is_available()
     if not available:
-        # Why torch sees none (a driver that is too old, say) is in its warning.
-        emit({"none": str(said[-1].message) if said else ""})
+        # Why torch sees none (a driver that is too old, say) is in its warning, or told when it is
+        # made to begin.
+        emit({"none": str(said[-1].message) if said else _refusal(torch.cuda.init)})
         return
     for index in range(torch.cuda.device_count()):
         found = torch.cuda.get_device_properties(index)
@@ -39,6 +40,15 @@ def answer(emit: Emit) -> None:
                 "uuid": str(getattr(found, "uuid", "")).removeprefix("GPU-"),
             }
         })  # fmt: skip
+
+
+def _refusal(begin: Callable[[], None]) -> str:
+    try:
+        begin()
+    except Exception as error:
+        lines = str(error).strip().splitlines()
+        return lines[0] if lines else type(error).__name__
+    return "it says no reason"
 
 
 def gpus_of(ended: Ended, free: Mapping[str, int]) -> tuple[Gpu, ...]:

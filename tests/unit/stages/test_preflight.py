@@ -105,7 +105,7 @@ def test_a_python_tree_without_the_python(tmp_path: Path) -> None:
             "/opt is mounted noexec, but the environment",
             "/opt/glm5/venvs",
         ),
-        ([("/", 400, 0.05, ())], "50000 inodes free on /, 100000 needed", "free space on /"),
+        ([("/", 400, 0.05, ())], "50000 inodes free on /, 120000 needed", "free space on /"),
         (
             [("/", 400, 9, ()), ("/opt/glm5/models", 0, 9, ())],
             "0.0 GiB free on /opt/glm5/models",
