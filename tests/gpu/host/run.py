@@ -86,6 +86,13 @@ def make_model(session: Session, shape: Sequence[str]) -> Path:
         return _made_model(session, shape)
 
 
+def device() -> str:
+    """Where golden tokens are computed."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def _made_model(session: Session, shape: Sequence[str]) -> Path:
     folder = session.models / "glm-5"
     if (folder / "made").exists():
@@ -94,6 +101,7 @@ def _made_model(session: Session, shape: Sequence[str]) -> Path:
     log = session.out / "make-tiny.txt"
     with session.timed("model"), log.open("w") as file:
         command = [session.python, "-m", "glm5_kernel", "make-tiny", str(folder), *shape]
+        command += ["--device", device()]
         subprocess.run(command, env=env, stdout=file, stderr=file, check=True)
     for path in (session.models, folder):
         path.chmod(0o755)

@@ -27,9 +27,12 @@ from glm5_kernel.gguf.types import BY_NAME, TYPES
 from tests.kernel.gguf.models import made
 
 SLOW = ("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s")
-"""Types that take libgguf a minute for a model: tried on a matrix, as all others are too."""
+"""Types that take libgguf a minute for a model, and seconds for its tables: tried on a matrix."""
+ALIKE = ("q4_1", "q5_1", "q2_k", "q3_k", "q5_k", "iq3_xxs", "iq3_s", "iq4_xs")
+"""Types that a plain run tries on a matrix: whole models have them in mixes, or others like them.
+"""
 
-FORMS: list[dict[str, Any]] = [
+FORMS: list[Any] = [
     {},
     {"variant": "glm5.2"},
     {"variant": "glm5.2", "shared": "repeat"},
@@ -41,7 +44,11 @@ FORMS: list[dict[str, Any]] = [
     {"split": 2},
     {"split": 5, "mtp": True},
     {"same_experts": True, "quant": "q4_k"},
-    *({"quant": quant} for quant in RECIPES if quant != "q8_0" and quant not in SLOW),
+    *(
+        pytest.param({"quant": quant}, marks=pytest.mark.slow if quant in ALIKE else ())
+        for quant in RECIPES
+        if quant != "q8_0" and quant not in SLOW
+    ),
 ]
 
 
@@ -197,12 +204,27 @@ def test_wrong_usage(
     assert message in capsys.readouterr().err
 
 
+def test_a_gpu_that_is_not_there_is_refused_before_anything_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "model"
+    assert main([str(folder), "--dims", "micro", "--device", "cuda"]) == 1
+    assert "--device cuda: torch has no GPU here" in capsys.readouterr().err
+    assert not folder.exists()
+
+
 def test_a_split_that_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path), "--dims", "micro", "--split", "999", "--no-golden"]) == 1
     assert "split: got 999; allowed: 1 to" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", LOSS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name.lower() in SLOW else ())
+        for name in LOSS
+    ],
+)
 def test_gguf_decodes_what_was_encoded(name: str) -> None:
     kind = BY_NAME[name]
     values = np.random.default_rng(0).standard_normal((4, 512), dtype=np.float32)

@@ -26,12 +26,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _make(args: argparse.Namespace, spec: TinySpec) -> int:
     try:
         from glm5_kernel.gguf.tiny.codec import MissingPackageError
+        from glm5_kernel.gguf.tiny.golden import check_device
         from glm5_kernel.gguf.tiny.writer import write_companions, write_gguf
     except ImportError as error:
         print(f"error: making a model needs numpy ({error})", file=sys.stderr)
         return 1
-    args.dir.mkdir(parents=True, exist_ok=True)
     try:
+        if args.golden:
+            check_device(args.device)
+        args.dir.mkdir(parents=True, exist_ok=True)
         paths = write_gguf(args.dir, spec, args.split)
         write_companions(args.dir, spec, bare=args.bare_config)
         print(f"wrote config.json and tokenizer to {args.dir}")
@@ -52,7 +55,7 @@ def _golden(args: argparse.Namespace, spec: TinySpec, paths: list[Path]) -> None
         print("golden tokens: none, as asked")
         return
     try:
-        print(f"wrote {write_golden(args.dir, spec, paths)}")
+        print(f"wrote {write_golden(args.dir, spec, paths, device=args.device)}")
     except (MissingPackageError, ValueError) as error:
         print(f"golden tokens: none: {error}")
 
@@ -108,6 +111,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of weights and prompts")
     parser.add_argument("--no-golden", dest="golden", action="store_false",
                         help="compute no golden tokens")  # fmt: skip
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu",
+                        help="where golden tokens are computed (default cpu)")  # fmt: skip
     _add_dimensions(parser.add_argument_group("dimensions"))
     _add_forms(parser.add_argument_group("forms that files come in"))
     return parser

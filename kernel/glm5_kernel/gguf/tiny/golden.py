@@ -58,8 +58,23 @@ class Golden:
     rounding: float
 
 
+def check_device(name: str) -> None:
+    """Whether golden tokens can be computed there.
+
+    Raises:
+        MissingPackageError: torch is not installed.
+        ValueError: there is no GPU that torch could use.
+    """
+    if name != "cpu" and not package("torch", "golden tokens").cuda.is_available():
+        raise ValueError(f"--device {name}: torch has no GPU here; leave it out, or --no-golden")
+
+
 def write_golden(
-    folder: Path, spec: TinySpec, paths: Iterable[Path], say: Callable[[str], None] = print
+    folder: Path,
+    spec: TinySpec,
+    paths: Iterable[Path],
+    say: Callable[[str], None] = print,
+    device: str = "cpu",
 ) -> Path:
     """Compute golden.json from the files in `folder`.
 
@@ -68,6 +83,7 @@ def write_golden(
         spec: the model.
         paths: its GGUF files.
         say: told of every prompt.
+        device: where the reference computes; a model with real widths takes hours on a CPU.
 
     Raises:
         MissingPackageError: torch, transformers or gguf is not installed.
@@ -79,7 +95,7 @@ def write_golden(
     tokenizers = package("tokenizers", "golden tokens")
     tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     tensors = read_tensors(paths)
-    model = build_model(config(spec), tensors, spec.hp, spec.pattern)
+    model = build_model(config(spec), tensors, spec.hp, spec.pattern).to(device)
     tools = _Tools(model, copy.deepcopy(model).to(torch.bfloat16), tokenizer)
     goldens = [_best(spec, name, length, tools) for name, length in _lengths(spec)]
     for each in goldens:
@@ -94,6 +110,7 @@ def write_golden(
             "transformers": transformers.__version__,
             "torch": torch.__version__,
             "dtype": "float32 on dequantised weights",
+            "device": device,
             "norms": "q_a and kv_a with the config's epsilon",
         },
         "prompts": [asdict(each) for each in goldens],

@@ -149,7 +149,8 @@ def log_probabilities(model: Any, tokens: list[int]) -> Any:  # noqa: ANN401
     """Of every next token after each of `tokens`: float32 [len(tokens), vocab], a torch tensor."""
     torch = package("torch", "the reference")
     with torch.no_grad():
-        logits = model(torch.tensor([tokens]), use_cache=False).logits[0]
+        given = torch.tensor([tokens], device=model.device)
+        logits = model(given, use_cache=False).logits[0]
     return logits.float().log_softmax(-1)
 
 
@@ -174,7 +175,7 @@ def greedy(
     # The argument has two names among the versions of transformers.
     name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
     tokens: list[int] = []
-    cache, step, margin = None, torch.tensor([prompt]), math.inf
+    cache, step, margin = None, torch.tensor([prompt], device=model.device), math.inf
     for _ in range(count):
         with torch.no_grad():
             out = model(step, use_cache=True, **{name: cache})
@@ -184,5 +185,5 @@ def greedy(
         if margin <= least:
             return None
         tokens.append(int(best.indices[0]))
-        step = torch.tensor([tokens[-1:]])
+        step = torch.tensor([tokens[-1:]], device=model.device)
     return tokens, margin
