@@ -19,7 +19,7 @@ if [ ! -e "$dir/.locked" ] || [ ! -x "$dir/bin/python" ]; then
   elif [ -n "$index" ]; then
     set -- "$@" --default-index "$index"
   fi
-  echo "PROGRESS - installing $(grep -c '==' "$lock" || :) packages"
+  echo "PROGRESS - installing $(grep -c '^[[:alnum:]].*==' "$lock" || :) packages"
   # A lock names everything; resolving anew would hold its builds against bare versions.
   "$uv" pip install --no-deps "$@"
   # uv says "installed" and then compiles for minutes in silence. What does not compile, such as a package's data for

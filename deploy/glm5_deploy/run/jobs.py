@@ -4,6 +4,7 @@ joins them.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -193,4 +194,37 @@ def _judge(job: Transient, state: JobState, lines: list[str]) -> None:
     if state.properties.get("Result") == "timeout":
         raise CommandTimeoutError(f"{job.unit} ran past its limit of {job.limit} s\n{tail}")
     status = state.properties.get("ExecMainStatus", "?")
-    raise CommandFailedError(f"{job.unit} failed with status {status}\n{tail}".rstrip())
+    message = f"{job.unit} failed with status {status}\n{tail}".rstrip()
+    raise CommandFailedError(message, remedy(job.unit, tail))
+
+
+_REMEDIES = (
+    (
+        "",
+        r"No space left on device|Disk quota exceeded",
+        "free some space on the host, or set root to a larger disk; then run it again",
+    ),
+    (
+        "glm5-job-venv-",
+        r"[Hh]ash mismatch|Bad CRC|Failed to extract archive|[Ii]nvalid Zip",
+        "a wheel is not what the lock names: `glm5-deploy wheelhouse LOCK --output FOLDER` fetches"
+        " damaged ones again; without a wheelhouse, look at what the index gives",
+    ),
+    (
+        "glm5-job-venv-",
+        r"error sending request|Failed to fetch|dns error|Connection refused|timed out",
+        "the host does not reach its package index: set index_url to one that it reaches, or carry"
+        " the wheels there (`glm5-deploy wheelhouse`, and wheelhouse in the inventory)",
+    ),
+)
+"""Of jobs whose name begins so: what they say, and what to do about it; the first that fits."""
+
+
+def remedy(unit: str, said: str) -> str | None:
+    """What to do about a job that failed, by its last words; None where they tell nothing."""
+    fitting = (
+        hint
+        for begin, pattern, hint in _REMEDIES
+        if unit.startswith(begin) and re.search(pattern, said)
+    )
+    return next(fitting, None)

@@ -16,7 +16,7 @@ from glm5_deploy.report.outcome import ErrorReport, HostOutcome, Report
 from glm5_deploy.run.cancel import Cancel, InterruptedRunError
 from glm5_deploy.run.fanout import batches, fan_out
 from glm5_deploy.run.health import earlier_still_runs, failure
-from glm5_deploy.run.jobs import parse_poll, parse_progress
+from glm5_deploy.run.jobs import parse_poll, parse_progress, remedy
 from glm5_deploy.run.lock import Holder, parse_holder
 from glm5_deploy.run.session import guarded
 
@@ -215,3 +215,19 @@ def test_an_error_keeps_its_own_exit_code() -> None:
     assert outcome.status == "failed"
     assert outcome.exit_code is ExitCode.USAGE
     assert outcome.error == ErrorReport("no such lock", None, ExitCode.USAGE)
+
+
+@pytest.mark.parametrize(
+    ("unit", "said", "hint"),
+    [
+        ("glm5-job-venv-1", "  cause: Bad CRC (got 3f, expected 4b) for file: a.py", "wheel"),
+        ("glm5-job-venv-1", "cause: error sending request for url (https://…)", "index_url"),
+        ("glm5-job-fetch-m", "OSError: [Errno 28] No space left on device", "free some space"),
+        # The same words of a command that fetches a model mean something else.
+        ("glm5-job-fetch-m", "error sending request for url (https://…)", None),
+        ("glm5-job-venv-1", "error: it broke", None),
+    ],
+)
+def test_a_job_that_failed_says_what_to_do(unit: str, said: str, hint: str | None) -> None:
+    found = remedy(unit, said)
+    assert (found is None) if hint is None else (hint in (found or ""))
