@@ -249,6 +249,7 @@ def main() -> None:
     parser.add_argument("--tp", type=int, nargs="*", default=[1, 8], help="the last rank of each")
     parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--keep", action="store_true", help="leave the model")
+    parser.add_argument("--make", action="store_true", help="make the model, and no more")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--show", type=Path, help="print the table of a result")
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
@@ -262,6 +263,9 @@ def main() -> None:
         return
     if arguments.folder is None:
         parser.error("a folder is needed")
+    if arguments.make:
+        make_model(arguments.folder, arguments.gigabytes, arguments.quant)
+        return
     result = measure(
         arguments.folder, arguments.gigabytes, arguments.quant, arguments.tp, arguments.runs
     )

@@ -5,12 +5,14 @@
 # SECONDS are over. CUDA_VISIBLE_DEVICES chooses a GPU. The parts:
 #   model        make the model of the parts host and host-tp2, in the background
 #   pytest       tests on the GPU; those of the doctor alone, last: they fill the GPU
+#   doctor       the latter alone
 #   indexer      the indexer's benchmark; needs the GPU for itself
 #   serve        our attention and indexer against stock vLLM, with throughput
 #   parity       the same without throughput
 #   stress       our servers under long prompts, five rounds: does one hang?
 #   profile      what the kernels of ours and of stock take
 #   gguf         GLM-5 from GGUF against transformers
+#   large        make the file of the part loading
 #   loading      how fast a file of 20 GB loads, beside dd
 #   host         the whole path to a host with systemd
 #   serve-tp2, gguf-tp2, host-tp2      the same on two GPUs
@@ -21,6 +23,7 @@ site=${SITE:-/opt/site}
 head=$(cd "$(dirname "$0")/../.." && pwd)
 results=${OUT:?a folder for the results}
 out=$place/out/$part
+large=${MODELS:-/opt/models}/large
 mkdir -p "$out"
 cd "$head" || exit 1
 
@@ -98,6 +101,7 @@ case $part in
     pytests doctor tests/gpu/test_doctor.py || exit
     exit $most
     ;;
+  doctor) pytests doctor tests/gpu/test_doctor.py "$@" ;;
   indexer)
     on_site python3 benchmarks/indexer.py --replays 1 > "$out/warm.txt"
     on_site python3 benchmarks/indexer.py --output "$out/indexer-h200.json" "$@"
@@ -110,8 +114,9 @@ case $part in
     ;;
   profile) serve --part profile "$@" ;;
   gguf) gguf --part single "$@" ;;
+  large) on_site python3 benchmarks/gguf_loading.py "$large" --make "$@" ;;
   loading)
-    on_site python3 benchmarks/gguf_loading.py "${MODELS:-/opt/models}/large" \
+    on_site python3 benchmarks/gguf_loading.py "$large" \
       --output "$out/gguf_loading-h200.json" "$@"
     ;;
   host) host "$@" ;;

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import gzip
 import json
-import shutil
 import time
 import urllib.request
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,13 +82,12 @@ def post(url: str, path: str, timeout: float) -> None:
 
 def newest(folder: Path) -> Path:
     """The trace that was written last."""
-    return max(folder.rglob("*.json*"), key=lambda path: path.stat().st_mtime)
+    return max(folder.rglob("*.json.gz"), key=lambda path: path.stat().st_mtime)
 
 
 def kernels(trace: Path) -> list[Event]:
     """What ran on the GPU, in order."""
-    opened = gzip.open if trace.suffix == ".gz" else open
-    with opened(trace, "rt") as file:
+    with gzip.open(trace, "rt") as file:
         events = json.load(file)["traceEvents"]
     wanted = {"kernel", "gpu_memcpy", "gpu_memset"}
     found = [each for each in events if each.get("ph") == "X" and each.get("cat") in wanted]
@@ -131,23 +129,29 @@ def summary(events: Sequence[Event], steps: int) -> dict[str, Any]:
     }
 
 
-def profiled(url: str, folder: Path, end: float) -> Iterator[dict[str, Any]]:
-    """A row for each load."""
+def record(url: str, folder: Path, end: float) -> list[tuple[Load, Path]]:
+    """The trace of each load that there is time for, `end` on the clock of `time.monotonic`."""
+    found = []
     for number, load in enumerate(LOADS):
         left = end - time.monotonic()
         if left < 15:
-            return
+            break
         client = ask.Client(url, left)
         again = load.what == "decode"
         send(client, load, 10 * number)
         post(url, "start_profile", left)
         send(client, load, 10 * number if again else 10 * number + 1)
         post(url, "stop_profile", left)
-        row = {"what": load.what, "concurrency": load.concurrency}
-        row |= {"prompt_tokens": load.prompt_tokens}
-        yield {**row, **summary(kernels(newest(folder)), load.output_tokens)}
-        shutil.rmtree(folder)
-        folder.mkdir()
+        kept = folder.parent / f"{folder.name}-{number}.json.gz"
+        found.append((load, newest(folder).replace(kept)))
+    return found
+
+
+def row(load: Load, trace: Path) -> dict[str, Any]:
+    """What a trace says."""
+    about = {"what": load.what, "concurrency": load.concurrency}
+    about |= {"prompt_tokens": load.prompt_tokens}
+    return {**about, **summary(kernels(trace), load.output_tokens)}
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:

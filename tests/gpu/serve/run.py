@@ -28,7 +28,7 @@ import threading
 import time
 import zipfile
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -323,16 +323,20 @@ def bench(session: Session) -> None:
 def profile(session: Session) -> None:
     """Measure the kernels of each server that is up, one at a time."""
     assert session.traces is not None
-    found: list[dict[str, Any]] = []
-    for name, url in session.urls.items():
-        try:
-            for row in profiles.profiled(url, session.traces / name, session.end):
-                found.append({"impl": name, **row})
-                (session.out / "profile.json").write_text(json.dumps(found, indent=1))
-            session.say(f"{name}: profiled")
-        except Exception as error:  # whatever broke, the other servers go on
-            fail(session, f"profile of {name}", error)
-    print(profiles.table(found))
+    rows: list[dict[str, Any]] = []
+    with ProcessPoolExecutor(8) as pool:  # reading traces takes longer than making them
+        reading = []
+        for name, url in session.urls.items():
+            try:
+                for load, trace in profiles.record(url, session.traces / name, session.end - 30):
+                    reading.append((name, pool.submit(profiles.row, load, trace)))
+                session.say(f"{name}: profiled")
+            except Exception as error:  # whatever broke, the other servers go on
+                fail(session, f"profile of {name}", error)
+        for name, future in reading:
+            rows.append({"impl": name, **future.result()})
+            (session.out / "profile.json").write_text(json.dumps(rows, indent=1))
+    print(profiles.table(rows))
 
 
 def parse(given: Sequence[str] | None) -> argparse.Namespace:
