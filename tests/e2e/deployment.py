@@ -31,8 +31,12 @@ def main():
 """
 
 
-def engine_wheel(folder: Path, version: str = "1.0") -> Path:
-    """A wheel named ``fake-engine`` whose command ``vllm`` is the scriptable server."""
+def engine_wheel(
+    folder: Path, version: str = "1.0", more: Mapping[str, bytes] | None = None
+) -> Path:
+    """A wheel named ``fake-engine`` whose command ``vllm`` is the scriptable server; with more
+    files in it.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     info = f"fake_engine-{version}.dist-info"
     contents = {
@@ -41,6 +45,7 @@ def engine_wheel(folder: Path, version: str = "1.0") -> Path:
         f"{info}/METADATA": METADATA.format(version=version).encode(),
         f"{info}/WHEEL": WHEEL,
         f"{info}/entry_points.txt": b"[console_scripts]\nvllm = fake_engine_command:main\n",
+        **(more or {}),
     }
     record = "".join(
         f"{name},sha256={_digest(data)},{len(data)}\n" for name, data in contents.items()
@@ -89,9 +94,9 @@ class Deployment:
         }
         self.lock("1.0")
 
-    def lock(self, version: str) -> None:
-        """Lock the engine at a version, with a wheelhouse that holds it."""
-        wheel = engine_wheel(self.folder / "wheels", version)
+    def lock(self, version: str, more: Mapping[str, bytes] | None = None) -> None:
+        """Lock the engine at a version (with more files in it), and a wheelhouse that holds it."""
+        wheel = engine_wheel(self.folder / "wheels", version, more)
         digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
         text = f"fake-engine=={version} --hash=sha256:{digest}\n"
         (self.folder / "lock.txt").write_text(text)

@@ -78,6 +78,22 @@ def test_the_api_key_is_shown_nowhere(cli: Cli, place: Place) -> None:
     assert key not in json.dumps(cli("status", "-i", place.inventory, "--json").json)
 
 
+def test_its_speed_is_measured_with_vllms_own_benchmark(cli: Cli, place: Place) -> None:
+    words = ("--concurrency", "2", "--prompt-tokens", "60", "--output-tokens", "8")
+    done = cli("bench", "-i", place.inventory, *words, "--json", expect=0)
+    found = done.json["hosts"][HOST]
+    assert found["vllm"].startswith("0.32.0")
+    (load,) = found["loads"]
+    assert (load["status"], load["completed"], load["error"]) == ("measured", 4, None)
+    assert load["tokens_per_second"] * load["seconds"] == pytest.approx(4 * 8, rel=0.01)
+    assert load["measured_prompt_tokens"] == pytest.approx(60, abs=2)
+    assert 0 < load["ttft_ms"]["median"] <= load["ttft_ms"]["p99"]
+    assert 0 < load["tpot_ms"]["median"] <= load["tpot_ms"]["p99"]
+    key = place.api_key.read_text().strip()
+    host = place.bed().hosts[HOST]
+    assert key not in done.output + host.exec(["journalctl", "--no-pager"]).stdout
+
+
 def test_the_doctor_is_green_on_the_host_and_names_its_vllm(place: Place) -> None:
     host = place.bed().hosts[HOST]
     python = f"{venv_of(host)}/bin/python"

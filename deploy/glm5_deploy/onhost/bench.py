@@ -24,9 +24,9 @@ import resource
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from typing import Any
 
 WARM_CONCURRENCY = 8
@@ -109,7 +109,7 @@ def at_most(seconds: float) -> Iterator[None]:
 
 
 def run(words: list[str]) -> dict[str, Any]:
-    """One run of vLLM's benchmark; what it prints is shown only where it fails."""
+    """One run of vLLM's benchmark; what it prints goes to the journal only where it fails."""
     from vllm.benchmarks import serve
 
     parser = argparse.ArgumentParser()
@@ -119,7 +119,8 @@ def run(words: list[str]) -> dict[str, Any]:
         with contextlib.redirect_stdout(said):
             found: dict[str, Any] = serve.main(parser.parse_args(words))
     except Exception:
-        print(said.getvalue()[-2000:], file=sys.stderr, flush=True)
+        print(said.getvalue()[-2000:], file=sys.stderr)
+        traceback.print_exc()
         raise
     return found
 
@@ -191,10 +192,10 @@ def main(words: list[str]) -> None:
     server, loads, seconds = parse(words)
     prepare()
     say(0, "importing vLLM")
-    import vllm.benchmarks.serve  # noqa: F401  # before the clock runs
+    import vllm.benchmarks.serve  # before the clock runs
 
     seed, until = int.from_bytes(os.urandom(3), "big"), time.monotonic() + seconds
-    result({"vllm": version("vllm"), "seed": seed, "began": time.time()})
+    result({"vllm": vllm.__version__, "seed": seed, "began": time.time()})
     warm: set[int] = set()
     for number, load in enumerate(loads):
         if load.prompt not in warm:

@@ -44,12 +44,9 @@ def site(tmp_path: Path) -> Path:
     """A folder of packages in which there is a vLLM."""
     package = tmp_path / "site" / "vllm" / "benchmarks"
     package.mkdir(parents=True)
-    (package.parent / "__init__.py").touch()
+    (package.parent / "__init__.py").write_text('__version__ = "0.26.0"\n')
     (package / "__init__.py").touch()
     (package / "serve.py").write_text(STAND_IN.read_text())
-    info = tmp_path / "site" / "vllm-0.26.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.26.0\n")
     return tmp_path / "site"
 
 
