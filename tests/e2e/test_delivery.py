@@ -203,9 +203,13 @@ def test_a_command_that_fails_says_why_and_is_run_again(
     cli: Cli, alone: Deployment, fresh_host: BedHost
 ) -> None:
     fetched_by(alone, fresh_host, 0)
-    fresh_host.exec(["tee", "/srv/fetch.sh"], input="#!/bin/sh\necho 'no such repository'; exit 7")
-    failed = run(cli, alone, "model", "sync", expect=1, HUB_TOKEN="x")
-    assert "no such repository" in failed.output
+    secret = "hub-token-that-must-not-show"
+    script = '#!/bin/sh\necho "no such repository for $TOKEN"; exit 7'
+    fresh_host.exec(["tee", "/srv/fetch.sh"], input=script)
+    failed = run(cli, alone, "model", "sync", "-v", expect=1, HUB_TOKEN=secret)
+    assert "no such repository for ********" in failed.output
+    assert secret not in failed.output
+    assert "env" not in fresh_host.exec(["ls", f"{ROOT}/state"]).stdout
     assert "fetch.sh ended with status 7" in failed.output
     assert current(fresh_host) is None
     fetched_by(alone, fresh_host, 0)

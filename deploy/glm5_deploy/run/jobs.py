@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from glm5_deploy.errors import CommandFailedError, CommandTimeoutError, UnreachableError
-from glm5_deploy.hosts.command import command, script
+from glm5_deploy.hosts.command import MASK, Secret, command, script
 from glm5_deploy.hosts.host import Host, Progress
 from glm5_deploy.run.cancel import Cancel
 from glm5_deploy.stages.change import Transient
@@ -21,7 +21,8 @@ _MARK = "PROGRESS "
 # A transient unit starts with an empty environment: a machine's proxies and certificates are named
 # in /etc/environment, which logins get too.
 _START = """
-unit=$1.service limit=$2 user=$3 secrets=$4 variables=$5 collect=$6; shift 6
+unit=$1.service limit=$2 user=$3 secrets=$4 variables=$5 collect=$6 spent=$7; shift 7
+[ -z "$spent" ] || trap 'rm -f -- "$spent"' EXIT
 case $(systemctl show -p ActiveState -p SubState --value -- "$unit" | tr '\\n' '/') in
   active/running/|activating/*) echo joined; exit 0 ;;
   inactive/dead/) ;;
@@ -133,7 +134,8 @@ def run_job(
     words = tuple(word.replace("$", "$$") for word in job.command.words())
     user = "" if job.user in {None, "root"} else job.user
     files, collect = (job.secrets or "", job.variables or ""), "yes" if job.collect else ""
-    start = script(_START, job.unit, job.limit, user or "", *files, collect, *words)
+    spent = job.secrets if job.hidden else None
+    start = script(_START, job.unit, job.limit, user or "", *files, collect, spent or "", *words)
     started = host.run(start, sudo=True).stdout.strip()
     if started in _EARLIER:
         note(_EARLIER[started].format(job.unit))
@@ -149,7 +151,7 @@ def _follow(
         cancel.check()
         state = _look(host, job, cursor, cancel, note)
         cursor = state.cursor
-        for line in state.lines:
+        for line in _without(job.hidden, state.lines):
             said = parse_progress(line)
             if said is None:
                 lines.append(line)
@@ -158,6 +160,15 @@ def _follow(
             break
     _judge(job, state, lines)
     return tuple(lines)
+
+
+def _without(hidden: Iterable[Secret], lines: Iterable[str]) -> Iterator[str]:
+    """Lines in which no secret shows, whatever the command says."""
+    values = [secret.value for secret in hidden if secret.value]
+    for line in lines:
+        for value in values:
+            line = line.replace(value, MASK)
+        yield line
 
 
 def _look(
@@ -203,6 +214,17 @@ _REMEDIES = (
         "",
         r"No space left on device|Disk quota exceeded",
         "free some space on the host, or set root to a larger disk; then run it again",
+    ),
+    (
+        "glm5-job-verify-",
+        r"missing: |contents differ",
+        "`glm5-deploy model sync` brings them again, where the profile says where they come from;"
+        " else copy them there again",
+    ),
+    (
+        "glm5-job-verify-",
+        r"the manifest hashes to",
+        "take the files that were meant, or sign these by their hash",
     ),
     (
         "glm5-job-venv-",

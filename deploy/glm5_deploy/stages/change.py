@@ -48,6 +48,8 @@ class Transient:
         secrets: a file on the host with variables for it, which only root can read.
         variables: another file with variables, which are not secret.
         collect: one that ended after its operator had gone is not run again: what it said is taken.
+        hidden: what must not show though the command may say it; `secrets` is then a file for this
+            job alone, which is removed as soon as it has been read.
     """
 
     unit: str
@@ -57,6 +59,7 @@ class Transient:
     secrets: PurePosixPath | None = None
     variables: PurePosixPath | None = None
     collect: bool = False
+    hidden: tuple[Secret, ...] = ()
 
 
 @dataclass(frozen=True)

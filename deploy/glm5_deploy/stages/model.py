@@ -8,7 +8,7 @@ from typing import Any
 
 from glm5_deploy.hosts.command import Command, Secret, command
 from glm5_deploy.stages.arguments import filled
-from glm5_deploy.stages.change import Change, Copy, Put, Rsync, Run, Step, Transient
+from glm5_deploy.stages.change import Change, Copy, Put, Rsync, Step, Transient
 from glm5_deploy.stages.desired import Desired
 from glm5_deploy.stages.manifest import Manifest
 from glm5_deploy.stages.observed import FileState, Observed
@@ -160,12 +160,12 @@ def _fetch(
     job = Transient(
         f"glm5-job-fetch-{spec.name}-{mark}", run, limits.sync,
         user=observed.system.machine.user, secrets=secrets,
+        hidden=tuple(desired.fetch_secrets.values()),
     )  # fmt: skip
     known = () if manifest is None else _manifest(desired, observed, manifest)
     steps: tuple[Step, ...] = (
         *_secret_file(desired, secrets),
         job,
-        *(() if secrets is None else (Run(command("rm", "-f", "--", secrets)),)),
         *known,
         _verify(desired, observed, *([] if manifest else ["--create"])),
     )

@@ -226,6 +226,7 @@ def test_an_error_keeps_its_own_exit_code() -> None:
         # The same words of a command that fetches a model mean something else.
         ("glm5-job-fetch-m", "error sending request for url (https://…)", None),
         ("glm5-job-venv-1", "error: it broke", None),
+        ("glm5-job-verify-m", "missing: m-00002-of-00003.gguf", "model sync"),
     ],
 )
 def test_a_job_that_failed_says_what_to_do(unit: str, said: str, hint: str | None) -> None:

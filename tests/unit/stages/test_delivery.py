@@ -18,7 +18,7 @@ from glm5_deploy.locks.text import Recipe, compose
 from glm5_deploy.stages import base as base_rows
 from glm5_deploy.stages import lock as lock_rows
 from glm5_deploy.stages import model
-from glm5_deploy.stages.change import Copy, Put, Run, Transient
+from glm5_deploy.stages.change import Copy, Put, Transient
 from glm5_deploy.stages.desired import Desired
 from glm5_deploy.stages.manifest import wanted_manifest
 from glm5_deploy.stages.plan import plan
@@ -198,7 +198,7 @@ def test_a_command_runs_as_the_login_user_with_secrets_from_a_file() -> None:
     )
     want = replace(want, fetch_secrets={"HF_TOKEN": Secret("s3cret")})
     change = model_plan(want, bare())
-    put, job, remove, verify = change.steps
+    put, job, verify = change.steps
     assert isinstance(put, Put)
     assert put.mode == 0o600
     assert isinstance(put.content, Secret)
@@ -208,7 +208,7 @@ def test_a_command_runs_as_the_login_user_with_secrets_from_a_file() -> None:
     assert "s3cret" not in " ".join(job.command.words())
     assert "HF_HUB_ENABLE_HF_TRANSFER=0" in job.command.words()
     assert str(want.paths.model) in job.command.argv
-    assert isinstance(remove, Run)
+    assert job.hidden == (Secret("s3cret"),)
     assert "--create" in verify.command.argv
     assert model.plan(want, complete(want)) == []
 
