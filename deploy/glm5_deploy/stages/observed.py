@@ -53,6 +53,13 @@ for package do
   printf '%s\\n' "$package"
 done
 """
+# A user that is not there yet will be in no group either.
+_UNREADABLE = """
+[ "$(id -u)" = 0 ] && [ -d "$1" ] || exit 0
+user=$2; id -- "$user" >/dev/null 2>&1 || user=nobody
+cd / && runuser -u "$user" -- test -r "$1" -a -x "$1" || { printf '%s\\n' "$1"; exit 0; }
+runuser -u "$user" -- find -L "$1" ! -readable -print -quit 2>/dev/null
+"""
 _PROGRAM = '[ -z "$1" ] || [ -x "$1" ] || printf "%s\\n" "$1"'
 _USER = 'getent passwd -- "$1" >/dev/null && echo yes || :'
 _INCUMBENT = """
@@ -101,6 +108,7 @@ class DeploymentFacts:
         model_files: relative name to state; None where the folder does not exist.
         model_stamp: the last full verification (see onhost/verify.py), or None.
         absent_packages: those of the profile's own list that are not installed.
+        model_unreadable: a file or folder of the model that the service's user may not read.
         engine_missing: the engine's program, where it should be on the host already and is not.
         jobs: transient units of ours and whether they are active, by name.
     """
@@ -118,6 +126,7 @@ class DeploymentFacts:
     model_stamp: dict[str, Any] | None = None
     user_exists: bool = False
     absent_packages: tuple[str, ...] = ()
+    model_unreadable: str | None = None
     engine_missing: str | None = None
     jobs: dict[str, str] | None = None
     incumbent: Incumbent | None = None
@@ -355,6 +364,7 @@ def deployment_fact_list(target: Target) -> list[Fact[Any]]:
         Fact(
             "user_exists", script(_USER, target.profile.unit.user), lambda o: bool(o.stdout.strip())
         ),
+        Fact("model_unreadable", script(_UNREADABLE, paths.model, target.profile.unit.user), _text),
         Fact("engine_missing", script(_PROGRAM, _own_program(target)), _text),
         Fact("absent_packages", script(_ABSENT, *target.profile.needs.packages), _lines),
         Fact("jobs", script(_JOBS), _jobs),

@@ -210,6 +210,13 @@ def model(desired: Desired, observed: Observed) -> Check:
     lacking += [name for name in _required(spec) if not _matches(name, files)]
     if lacking:
         return failed("model", f"{folder} lacks {', '.join(lacking[:5])}", "complete the folder")
+    closed, user = observed.deployment.model_unreadable, desired.target.profile.unit.user
+    if closed is not None:
+        hint = (
+            f"`chmod -R o+rX {folder}`, with x for others on each folder above it, or move it out"
+            " of a folder that is private"
+        )
+        return failed("model", f"user {user} cannot read {closed}", hint)
     return passed("model", f"{len(files)} files in {folder}")
 
 

@@ -197,6 +197,14 @@ def test_a_model_must_be_there() -> None:
     assert "lacks big.gguf" in problems(incomplete, bare())["model"].detail
 
 
+def test_a_model_that_the_services_user_may_not_read() -> None:
+    wanted = desired(model={"name": "tiny", "path": "/home/ann/tiny"}, needs={"libraries": []})
+    observed = changed(complete(wanted), model_unreadable="/home/ann/tiny")
+    found = problems(wanted, observed)["model"]
+    assert found.detail == "user glm5 cannot read /home/ann/tiny"
+    assert "chmod -R o+rX /home/ann/tiny" in (found.hint or "")
+
+
 @pytest.mark.parametrize(
     ("text", "detail", "hint"),
     [
