@@ -65,7 +65,9 @@ _UNQUANTISED = frozenset(
     }
 )
 
-_FLOAT32 = frozenset({"indexer.k_norm.weight", "indexer.k_norm.bias", "exp_probs_b.bias"})
+_FLOAT32 = frozenset(
+    {"indexer.k_norm.weight", "indexer.k_norm.bias", "exp_probs_b.bias", "exp_probs_b"}
+)
 
 _FUSED: tuple[frozenset[str], ...] = (
     frozenset({"attn_q_a.weight", "attn_kv_a_mqa.weight"}),
@@ -164,7 +166,7 @@ def _placed(
         return Placed(weight, info, "reassembled", cut, "k_b and v_b into kv_b_proj")
     if info.kind.is_float:
         return Placed(weight, info, "float", cut)
-    if weight.role in _UNQUANTISED:
+    if weight.role in _UNQUANTISED or len(weight.ne[0]) == 1:
         return Placed(weight, info, "dequantised", cut, "vLLM holds it unquantised")
     if info.kind.kernel == "none":
         return Placed(weight, info, "dequantised", cut, f"no kernel reads {info.kind.name}")

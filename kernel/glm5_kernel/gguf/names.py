@@ -244,6 +244,7 @@ def tensor_problems(
     """
     return [
         *some_of(_same_weight(tensors, hp)),
+        *some_of(_undecodable(tensors, hp, mtp)),
         *some_of(_wrong_dimensions(tensors, hp)),
         *_missing(tensors, hp, pattern, mtp),
         *_unknown(tensors, hp),
@@ -256,6 +257,17 @@ def _same_weight(tensors: Mapping[str, TensorInfo], hp: Hyperparameters) -> Iter
         names = [f"blk.{layer}.exp_probs_b{end}" for end in (".bias", "")]
         if all(name in tensors for name in names):
             yield f"tensors {' and '.join(names)} are the same weight; one of them is right"
+
+
+def _undecodable(
+    tensors: Mapping[str, TensorInfo], hp: Hyperparameters, mtp: bool
+) -> Iterator[str]:
+    for name, info in tensors.items():
+        if not info.kind.is_decodable and (mtp or not _of_mtp(name, hp)):
+            yield (
+                f"tensor {name} is of type {info.kind.name}, which is known, but which nothing "
+                "decodes; quantise the model to another type"
+            )
 
 
 def _wrong_dimensions(tensors: Mapping[str, TensorInfo], hp: Hyperparameters) -> Iterator[str]:

@@ -37,10 +37,17 @@ class QuantType:
         return self.kernel == "float"
 
     @property
+    def is_decodable(self) -> bool:
+        """Whether gguf-py 0.19 gives its values; without that nothing can be loaded."""
+        return self.name not in _UNDECODABLE
+
+    @property
     def bits(self) -> float:
         """Bits per value."""
         return self.size * 8 / self.block
 
+
+_UNDECODABLE = frozenset({"Q8_1", "Q8_K", "Q1_0", "I8", "I16", "I32", "I64", "F64"})
 
 _ROWS: tuple[tuple[int, str, int, int, Kernel], ...] = (
     (0, "F32", 1, 4, "float"),

@@ -191,6 +191,8 @@ def test_bare_configs_leave_out_what_the_file_tells() -> None:
         (["--experts", "1"], "experts: got 1; allowed: from 2 to 1024"),
         (["--heads", "99999999999"], "heads: got 99999999999; allowed: from 1 to 1024"),
         (["--context", "-5"], "context: got -5; allowed: from 1 to"),
+        (["--split", "999"], "split: got 999; allowed: from 1 to"),
+        (["--split", "0"], "split: got 0; allowed: from 1 to"),
         (["--seed", "-1"], "seed: got -1; allowed: from 0 to"),
         (["--quant", "q9"], "invalid choice: 'q9'"),
     ],
@@ -213,17 +215,50 @@ def test_a_gpu_that_is_not_there_is_refused_before_anything_is_written(
     assert not folder.exists()
 
 
-def test_a_split_that_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(tmp_path), "--dims", "micro", "--split", "999", "--no-golden"]) == 1
-    assert "split: got 999; allowed: 1 to" in capsys.readouterr().err
+MICRO = ["--dims", "micro", "--no-golden"]
+
+
+def test_a_folder_that_holds_another_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Golden tokens of before are not those of the new weights."""
+    assert main([str(tmp_path), *MICRO, "--quant", "q4_0"]) == 0
+    (tmp_path / "golden.json").write_text("{}")
+    capsys.readouterr()
+    assert main([str(tmp_path), *MICRO, "--quant", "f16"]) == 0
+    said = capsys.readouterr().out
+    assert "holds glm5-tiny-q4_0.gguf too, which config.json does not describe" in said
+    assert not (tmp_path / "golden.json").exists()
+    assert main([str(tmp_path / "new"), *MICRO]) == 0
+    assert "note:" not in capsys.readouterr().out
+
+
+def test_a_model_appears_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("glm5_kernel.gguf.tiny.writer.write_companions", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        main([str(tmp_path), *MICRO])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file", tmp_path / "file" / "in"):
+        assert main([str(folder), *MICRO]) == 1
+        error = capsys.readouterr().err
+        assert error.startswith(f"error: {folder}: ")
+        assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow if name.lower() in SLOW else ())
-        for name in LOSS
-    ],
+    [pytest.param(name, marks=pytest.mark.slow if name.lower() in SLOW else ()) for name in LOSS],
 )
 def test_gguf_decodes_what_was_encoded(name: str) -> None:
     kind = BY_NAME[name]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gguf
+import numpy as np
 import pytest
 from gguf.quants import quant_shape_to_byte_shape
-from glm5_kernel.gguf.types import BY_NAME, TYPES, row_bytes, tensor_bytes
+from glm5_kernel.gguf.decoding import decode_rows
+from glm5_kernel.gguf.types import BY_NAME, TYPES, QuantType, row_bytes, tensor_bytes
 
 
 def test_the_table_is_ggufs() -> None:
@@ -26,3 +28,13 @@ def test_bytes_of_rows(kind: object) -> None:
     if kind.block > 1:
         with pytest.raises(ValueError, match=f"no multiple of the {kind.block}"):
             row_bytes(kind, 1024 + kind.block // 2)
+
+
+@pytest.mark.parametrize("kind", TYPES.values(), ids=lambda kind: kind.name)
+def test_what_can_be_decoded(kind: QuantType) -> None:
+    rows = np.zeros((2, kind.size * 3), dtype=np.uint8)
+    if kind.is_decodable:
+        assert decode_rows(rows, kind).shape == (2, kind.block * 3)
+    else:
+        with pytest.raises(NotImplementedError):
+            decode_rows(rows, kind)

@@ -15,7 +15,7 @@ import pytest
 from glm5_kernel.gguf.errors import GgufError, some_of
 from glm5_kernel.gguf.hyperparameters import contradictions, read_hyperparameters
 from glm5_kernel.gguf.inspect import main
-from glm5_kernel.gguf.layout import cut_problem
+from glm5_kernel.gguf.layout import cut_problem, place
 from glm5_kernel.gguf.names import tensor_problems, weight_of
 from glm5_kernel.gguf.plan import make_plan
 from glm5_kernel.gguf.reader import MAX_NESTED, MAX_STRINGS, TensorInfo, read_bytes
@@ -289,3 +289,22 @@ def test_a_reader_that_goes_away_and_a_full_disk(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert b"Traceback" not in done.stderr
     assert b"error: [Errno 28]" in done.stderr
+
+
+def test_types_that_nothing_decodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They would end the loading in the middle."""
+    kinds = {"attn_output.weight": "Q8_K", "nextn.eh_proj.weight": "Q8_1"}
+    (path,) = write_model(tmp_path, SMALL, kinds=kinds)
+    assert main([str(path)]) == 1
+    said = capsys.readouterr().out
+    assert "tensor blk.0.attn_output.weight is of type Q8_K" in said
+    assert "Q8_1, which is known" not in said
+    assert main([str(path), "--mtp"]) == 1
+    assert "tensor blk.3.nextn.eh_proj.weight is of type Q8_1, which is known" in (
+        capsys.readouterr().out
+    )
+
+
+def test_a_vector_is_never_held_quantised() -> None:
+    infos, _ = laid_out([("blk.0.attn_norm.weight", (512,), 8), ("output_norm.weight", (512,), 8)])
+    assert [each.action for each in place(infos, SMALL, None)] == ["dequantised"] * 2

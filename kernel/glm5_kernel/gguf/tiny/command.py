@@ -6,18 +6,22 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+from glm5_kernel.gguf.errors import listed
 from glm5_kernel.gguf.tiny.recipes import RECIPES
-from glm5_kernel.gguf.tiny.spec import DIMENSIONS, LAYERS, TinySpec, make_spec
+from glm5_kernel.gguf.tiny.spec import DIMENSIONS, LAYERS, TinySpec, check_split, make_spec
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Make a model. Exit 0; 1 where something to make it with is missing; 2 for wrong usage."""
+    """Make a model. Exit 0; 1 where something to make it with is missing, or it cannot be written;
+    2 for wrong usage."""
     parser = _parser()
     args = parser.parse_args(argv)
     try:
         spec = spec_from(args)
+        check_split(spec, args.split)
     except ValueError as error:
         parser.error(str(error))
     return _make(args, spec)
@@ -27,7 +31,6 @@ def _make(args: argparse.Namespace, spec: TinySpec) -> int:
     try:
         from glm5_kernel.gguf.tiny.codec import MissingPackageError
         from glm5_kernel.gguf.tiny.golden import check_device
-        from glm5_kernel.gguf.tiny.writer import write_companions, write_gguf
     except ImportError as error:
         print(f"error: making a model needs numpy ({error})", file=sys.stderr)
         return 1
@@ -35,29 +38,49 @@ def _make(args: argparse.Namespace, spec: TinySpec) -> int:
         if args.golden:
             check_device(args.device)
         args.dir.mkdir(parents=True, exist_ok=True)
-        paths = write_gguf(args.dir, spec, args.split)
-        write_companions(args.dir, spec, bare=args.bare_config)
-        print(f"wrote config.json and tokenizer to {args.dir}")
+        # A model appears whole or not at all, whatever ends this process.
+        with TemporaryDirectory(prefix=".unfinished-", dir=args.dir) as folder:
+            _write(args, spec, Path(folder))
+            _put_in_place(Path(folder), args.dir)
+    except OSError as error:
+        print(f"error: {error.filename or args.dir}: {error.strerror or error}", file=sys.stderr)
+        return 1
     except (MissingPackageError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    _golden(args, spec, paths)
     return 0
 
 
-def _golden(args: argparse.Namespace, spec: TinySpec, paths: list[Path]) -> None:
+def _write(args: argparse.Namespace, spec: TinySpec, folder: Path) -> None:
+    from glm5_kernel.gguf.tiny.writer import write_companions, write_gguf
+
+    paths = write_gguf(folder, spec, args.split, say=lambda _text: None)
+    write_companions(folder, spec, bare=args.bare_config)
+    _golden(args, spec, folder, paths)
+
+
+def _golden(args: argparse.Namespace, spec: TinySpec, folder: Path, paths: list[Path]) -> None:
     from glm5_kernel.gguf.tiny.codec import MissingPackageError
     from glm5_kernel.gguf.tiny.golden import write_golden
 
-    stale = args.dir / "golden.json"
-    stale.unlink(missing_ok=True)
     if not args.golden:
         print("golden tokens: none, as asked")
         return
     try:
-        print(f"wrote {write_golden(args.dir, spec, paths, device=args.device)}")
+        write_golden(folder, spec, paths, device=args.device)
     except (MissingPackageError, ValueError) as error:
         print(f"golden tokens: none: {error}")
+
+
+def _put_in_place(made: Path, folder: Path) -> None:
+    """Move all that was made; what an earlier model has left is told of, its golden tokens go."""
+    (folder / "golden.json").unlink(missing_ok=True)
+    names = sorted(each.name for each in made.iterdir())
+    for name in names:
+        (made / name).replace(folder / name)
+        print(f"wrote {folder / name} ({(folder / name).stat().st_size / 1e6:,.1f} MB)")
+    if others := sorted(each.name for each in folder.glob("*.gguf") if each.name not in names):
+        print(f"note: {folder} holds {listed(others)} too, which config.json does not describe")
 
 
 def spec_from(args: argparse.Namespace) -> TinySpec:

@@ -151,6 +151,11 @@ def _within(name: str, value: int, least: int, most: int, step: int = 1) -> None
         raise ValueError(f"{name}: got {value}; allowed: {kind}from {least} to {most}")
 
 
+def check_split(spec: TinySpec, files: int) -> None:
+    """Raises ValueError where the tensors cannot be spread over so many files."""
+    _within("split", files, 1, len(tensor_dims(spec)) + 1)
+
+
 def tensor_dims(spec: TinySpec) -> dict[str, tuple[int, ...]]:
     """Every tensor of the file and its ggml dimensions, in the file's order."""
     hp, found = spec.hp, {}

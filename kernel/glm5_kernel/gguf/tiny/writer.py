@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from glm5_kernel.gguf.tiny.codec import encode, package
 from glm5_kernel.gguf.tiny.recipes import kind_for
-from glm5_kernel.gguf.tiny.spec import TinySpec, config, metadata, tensor_dims
+from glm5_kernel.gguf.tiny.spec import TinySpec, check_split, config, metadata, tensor_dims
 from glm5_kernel.gguf.tiny.vocabulary import (
     CHAT_TEMPLATE,
     Vocabulary,
@@ -46,12 +46,11 @@ def write_gguf(folder: Path, spec: TinySpec, split: int = 1, say: Say = print) -
 
     Raises:
         MissingPackageError: gguf or libgguf is not installed.
-        ValueError: fewer tensors than files.
+        ValueError: fewer tensors than there would be files.
     """
     gguf = package("gguf", "making a GGUF file")
+    check_split(spec, split)
     dims = tensor_dims(spec)
-    if not 1 <= split <= len(dims) + 1:
-        raise ValueError(f"split: got {split}; allowed: 1 to {len(dims) + 1}")
     path = folder / f"{spec.name}.gguf"
     vocabulary = make_vocabulary(spec.hp.vocab)
     writer = gguf.GGUFWriter(path, spec.hp.architecture, small_first_shard=split > 1)
