@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -66,9 +68,27 @@ def full(rows: int, columns: int) -> Tensor:
     return torch.full((rows,), columns, dtype=torch.int32, device=DEVICE)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("split", [True, False])
-@pytest.mark.parametrize(("columns", "k"), [(200, 60), (1100, 60), (1100, 1), (3000, 200)])
+SIZES: dict[tuple[int, int], Sequence[tuple[str, bool]]] = {
+    (1100, 60): tuple(itertools.product(KINDS, (True, False))),
+    (200, 60): (("normal", True), ("equal", False), ("signed zeros", True), ("infinities", False)),
+    (1100, 1): (("normal", False), ("equal", True), ("near ties", True), ("outlier", False)),
+    (3000, 200): (
+        ("normal", True), ("normal", False), ("equal", True), ("equal", False),
+        ("clump", True), ("every eighth", False), ("near ties", True), ("huge range", False),
+    ),
+}  # fmt: skip
+"""Columns and k, with the rows of a plain run and whether programs share them: candidates that fit
+in registers; a row that fits; a single one; candidates that have to be narrowed down."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "split", "columns", "k"),
+    [
+        pytest.param(*row, *size, marks=() if row in SIZES[size] else pytest.mark.slow)
+        for size in SIZES
+        for row in itertools.product(KINDS, (True, False))
+    ],
+)
 def test_exact_on_hard_rows(
     kind: str, split: bool, columns: int, k: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
