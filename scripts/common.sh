@@ -1,5 +1,8 @@
 # Sourced by demo and test: a virtual environment in .venv with the locked requirements, and packages.
 
+# Bytecode is kept whatever the caller's environment says: programs here are started hundreds of times.
+unset PYTHONDONTWRITEBYTECODE
+
 say() { printf '==> %s\n' "$*"; }
 fail() { printf 'error: %s\n' "$*" >&2; exit 1; }
 
@@ -46,6 +49,14 @@ install_locked() { # FILE: with uv, many times faster than pip; with pip where o
     "${pip[@]}" -r .venv/uv.txt || exit 1
     UV_SYSTEM_CERTS=true .venv/bin/uv pip install --quiet --python .venv/bin/python \
         --require-hashes -r "$1" || "${pip[@]}" -r "$1" || exit 1
+}
+
+install_unhashed() { # ARGUMENT...: with uv, which is told where pip looks for wheels; else with pip
+    local folders pip=(.venv/bin/python -m pip)
+    folders=$("${pip[@]}" config list | sed -n "s/^[^ ]*find-links='\(.*\)'$/\1/p" | head -n 1)
+    UV_FIND_LINKS=${folders//\\n/,} UV_SYSTEM_CERTS=true .venv/bin/uv pip install --quiet \
+        --python .venv/bin/python "$@" ||
+        "${pip[@]}" install -qq --disable-pip-version-check "$@" || exit 1
 }
 
 install_missing() { # what throwaway hosts need on this machine, where it may be installed

@@ -90,8 +90,8 @@ def queries() -> tuple[Tensor, Tensor]:
     [
         ("auto", True),
         ("fp8_ds_mla", True),
-        pytest.param("auto", False, marks=pytest.mark.slow),
-        pytest.param("fp8_ds_mla", False, marks=pytest.mark.slow),
+        pytest.param("auto", False, marks=pytest.mark.primary),
+        pytest.param("fp8_ds_mla", False, marks=pytest.mark.primary),
     ],
 )
 def test_a_mixed_batch(kv: str, apart: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +132,7 @@ def test_features_that_mla_has_not(more: dict[str, Any], monkeypatch: pytest.Mon
         implementation(monkeypatch, **more)
 
 
-@pytest.mark.slow
+@pytest.mark.primary
 @pytest.mark.usefixtures("pool")
 def test_deterministic_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """A token's result is the same, bit for bit, however long the batch and its pieces are."""

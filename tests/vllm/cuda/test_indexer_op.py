@@ -118,13 +118,13 @@ BATCHES = {
 }
 
 
-SLOW = {"prefill", "prefill_behind_a_prefix", "many_drafts"}
+PRIMARY = {"prefill", "prefill_behind_a_prefix", "many_drafts"}
 
 
 @pytest.mark.parametrize(
     ("requests", "draft_tokens"),
     [
-        pytest.param(*batch, id=name, marks=pytest.mark.slow if name in SLOW else ())
+        pytest.param(*batch, id=name, marks=pytest.mark.primary if name in PRIMARY else ())
         for name, batch in BATCHES.items()
     ],
 )
@@ -151,7 +151,7 @@ def test_a_padded_batch_keeps_its_padding_unset(monkeypatch: pytest.MonkeyPatch)
     case.check()
 
 
-@pytest.mark.slow
+@pytest.mark.primary
 @pytest.mark.usefixtures("_seeded")
 @pytest.mark.parametrize(("rows_at_a_time", "pieces"), [(1, 28), (7, 4), (1000, 1)])
 def test_prefills_in_pieces(

@@ -110,7 +110,7 @@ def test_threads_that_register_together(site: Path) -> None:
     assert told["hooks"] == told["different"] >= 4
 
 
-@pytest.mark.slow
+@pytest.mark.primary
 def test_in_a_process_of_vllm(site: Path) -> None:
     told = told_by(IN_VLLM, site)
     assert told["message"].startswith("vLLM ")
@@ -122,7 +122,7 @@ def test_in_a_process_of_vllm(site: Path) -> None:
     assert told["sparse"] == []
 
 
-@pytest.mark.slow
+@pytest.mark.primary
 def test_stock_by_setting_takes_nothing(site: Path) -> None:
     told = told_by(IN_VLLM, site, GLM5_ATTENTION="stock", GLM5_INDEXER="stock")
     assert told["ops"] == 0

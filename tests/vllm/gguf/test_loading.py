@@ -43,11 +43,16 @@ def test_every_form(tmp_path: Path, form: str) -> None:
     assert loaded(tmp_path, **FORMS[form]) == []
 
 
+SHARED = [(2, "q8_0"), (3, "q8_0"), (8, "q8_0"), (16, "q8_0"), (2, "q4_k"), (3, "mixed"),
+          (4, "f16"), (5, "iq4_xs"), (4, "ud"), (2, "mxfp4")]  # fmt: skip
+"""Ranks, even and odd, up to a node of GPUs and two; types of every size of block."""
+MORE = [*((tp, "q8_0") for tp in range(2, 17) if tp not in (2, 3, 8, 16)), (4, "q6_k")]
+
+
 @pytest.mark.parametrize(
     ("tp", "quant"),
-    [*((tp, "q8_0") for tp in range(2, 17)), (2, "q4_k"), (3, "mixed"), (4, "f16"), (5, "iq4_xs"),
-     (4, "ud"), (4, "q6_k"), (2, "mxfp4")],
-)  # fmt: skip
+    [*SHARED, *(pytest.param(*more, marks=pytest.mark.slow) for more in MORE)],
+)
 def test_ranks_make_the_whole(tmp_path: Path, tp: int, quant: str) -> None:
     """A model that `tp` ranks can share, whatever their number."""
     heads = tp if quant in ("q8_0", "f16") else 8 * tp
