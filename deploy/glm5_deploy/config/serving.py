@@ -12,8 +12,10 @@ from collections.abc import Iterator, Mapping
 from glm5_deploy.config.errors import ConfigProblem
 from glm5_deploy.config.models import Profile
 from glm5_deploy.config.node import Node
+from glm5_deploy.config.validate import describe
 
 _PARALLEL = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size")
+_SIZES = (*_PARALLEL, "max-model-len", "max-num-seqs", "max-num-batched-tokens", "block-size")
 _ELSEWHERE = ("config", "nnodes", "data-parallel-size-local", "data-parallel-address")
 """Arguments that leave the numbers to a file, or spread the server over several hosts."""
 
@@ -39,6 +41,7 @@ def serving_problems(profile: Node, read: Profile) -> list[ConfigProblem]:
     if any(key in arguments for key in _ELSEWHERE):
         return []
     return [
+        *_sizes(arguments),
         *_workers(profile, read, arguments),
         *_shares(arguments),
         *_batches(arguments),
@@ -50,6 +53,15 @@ def serving_problems(profile: Node, read: Profile) -> list[ConfigProblem]:
 def _runs_vllm(read: Profile) -> bool:
     command = read.engine.command
     return "serve" in command[1:] and command[0].rpartition("/")[2] == "vllm"
+
+
+def _sizes(arguments: Mapping[str, Node]) -> Iterator[ConfigProblem]:
+    for key in _SIZES:
+        node = arguments.get(key)
+        if node is None or (key == "max-model-len" and node.value in {"auto", -1, "-1"}):
+            continue
+        if number(node) is None:
+            yield node.problem(f"a number above 0 is right, found {describe(node)}")
 
 
 def _workers(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -95,7 +96,11 @@ def memory_plan(
 
 def _settings(target: Target, context: int, gpus: list[GpuMemory]) -> Settings:
     smallest = min(gpu.total for gpu in gpus)
-    return read_settings(target.profile.serve.args, context=context, gpu_bytes=smallest)
+    profile = target.profile
+    found = read_settings(profile.serve.args, context=context, gpu_bytes=smallest)
+    # vLLM's own way to allow it, at the user's risk.
+    longer = profile.environment.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "0") not in {"", "0", "false"}
+    return replace(found, stretched=True) if longer else found
 
 
 def _gpus(target: Target, observed: Observed) -> list[GpuMemory]:

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from glm5_kernel.gguf.shards import Files
 
 
+_REASONS = 3
+"""Of a kind that hundreds of tensors may share."""
+
+
 class HeaderError(Glm5Error):
     """The model's files cannot be read as GGUF."""
 
@@ -114,7 +118,9 @@ def shape_of(found: Inspection, tp: int) -> ModelShape:
     hp = found.hp
     weights = {each.tp: each.weights for each in found.memory}
     if tp not in weights:
-        why = "; ".join(found.refused.get(tp, ())) or "no such plan was made"
+        reasons = found.refused.get(tp, ()) or ("no such plan was made",)
+        more = f" and {len(reasons) - _REASONS} more like these" * (len(reasons) > _REASONS)
+        why = "; ".join(reasons[:_REASONS]) + more
         works = ", ".join(map(str, found.possible))
         raise HeaderError(
             f"the model cannot be cut among {tp} GPUs: {why}", f"tensor-parallel-size: {works}"

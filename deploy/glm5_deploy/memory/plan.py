@@ -103,6 +103,11 @@ class MemoryPlan:
     def fits(self) -> bool:
         return not self.problems
 
+    @property
+    def most(self) -> int:
+        """Tokens of the longest context that vLLM takes, whatever the memory."""
+        return self.settings.context if self.settings.stretched else self.model.context
+
 
 def workspace(model: ModelShape, settings: Settings) -> int:
     """Bytes at the peak of the largest batch, from its largest step.
@@ -188,7 +193,8 @@ def _longest(model: ModelShape, settings: Settings, limit: int) -> int:
         kv = _kv(limit, _parts(model, wanted), wanted)
         return _tokens(kv, model, wanted) >= context
 
-    low, high = 0, max(model.context, settings.context) // settings.block
+    most = max(model.context, settings.context) if settings.stretched else model.context
+    low, high = 0, most // settings.block
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(middle * settings.block) else (low, middle - 1)
@@ -199,7 +205,7 @@ def _longest(model: ModelShape, settings: Settings, limit: int) -> int:
 
 
 def _problems(made: MemoryPlan, gpus: Sequence[GpuMemory], there: int) -> list[tuple[str, str]]:
-    busy = _busy(made, gpus)
+    busy = [*_busy(made, gpus), *_beyond(made)]
     if made.kv <= 0:
         need = made.weights + made.workspace + made.graphs + made.other
         text = (
@@ -215,6 +221,17 @@ def _problems(made: MemoryPlan, gpus: Sequence[GpuMemory], there: int) -> list[t
         )
         return [*busy, (text, _remedy(made, there))]
     return busy
+
+
+def _beyond(made: MemoryPlan) -> list[tuple[str, str]]:
+    """vLLM refuses a longer context than the model's own."""
+    context, own = made.settings.context, made.model.context
+    if context <= own or made.settings.stretched:
+        return []
+    text = f"max-model-len {context} is more than the model was made for, {own} tokens"
+    if made.longest < made.settings.block:
+        return [(text, f"max-model-len: {own} at most")]
+    return [(text, _told([f"max-model-len: {made.longest}"]))]
 
 
 def _busy(made: MemoryPlan, gpus: Sequence[GpuMemory]) -> list[tuple[str, str]]:
@@ -235,13 +252,18 @@ def _remedy(made: MemoryPlan, there: int) -> str:
     """The changes that would make it fit, each tried; what is cheapest to do comes first."""
     told = []
     for text, other in _candidates(made, there):
-        if other.kv > 0 and other.kv_tokens >= other.settings.context:
+        if other.kv > 0 and other.kv_tokens >= other.settings.context <= made.most:
             told.append(text)
     if made.longest >= made.settings.block:
         told.append(f"max-model-len: {made.longest}")
     if told:
-        return "any of these makes it fit: " + "; ".join(told[:4])
+        return _told(told[:4])
     return "use more or larger GPUs, or a file of a smaller quantisation"
+
+
+def _told(changes: list[str]) -> str:
+    begin = "this makes it fit" if len(changes) == 1 else "any of these makes it fit"
+    return f"{begin}: {'; '.join(changes)}"
 
 
 def _most_share(gpu: GpuMemory) -> float:
@@ -257,6 +279,9 @@ def _candidates(made: MemoryPlan, count: int) -> list[tuple[str, MemoryPlan]]:
     if settings.kv_dtype != "fp8" and model.topk:
         smaller = replace(settings, kv_dtype="fp8")
         single.append(("kv-cache-dtype: fp8_ds_mla", smaller, model))
+    if settings.kv_bytes:
+        free = replace(settings, kv_bytes=0)
+        single.append(("kv-cache-memory-bytes: null", free, model))
     share = _most_share(made.gpu)
     if settings.utilization < share:
         most = replace(settings, utilization=share)

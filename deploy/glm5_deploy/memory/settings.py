@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,6 +11,12 @@ from typing import Any, Literal
 from glm5_deploy.memory import constants as known
 
 KvDtype = Literal["bf16", "fp8"]
+
+_ONE = (
+    "pipeline-parallel-size", "data-parallel-size", "decode-context-parallel-size",
+    "prefill-context-parallel-size",
+)  # fmt: skip
+"""What spreads a model in other ways than tensor parallelism."""
 
 _UNITS = {"k": 1000, "K": 1024, "m": 1000**2, "M": 1024**2, "g": 1000**3, "G": 1024**3}
 """As vLLM reads numbers: ``128k`` is 128,000 and ``128K`` is 131,072
@@ -31,6 +38,7 @@ class Settings:
         eager: without CUDA graphs.
         mtp: with speculative decoding by the model's own MTP block.
         auto: vLLM takes the longest context that fits, up to `context`.
+        stretched: a longer context than the model was made for is allowed.
     """
 
     tp: int
@@ -44,6 +52,7 @@ class Settings:
     eager: bool = False
     mtp: bool = False
     auto: bool = False
+    stretched: bool = False
 
 
 class UnplannedError(ValueError):
@@ -62,9 +71,11 @@ def read_settings(arguments: Mapping[str, Any], *, context: int, gpu_bytes: int)
             a value that is no number.
     """
     given = {key.replace("_", "-"): value for key, value in arguments.items() if value is not None}
-    for key in ("pipeline-parallel-size", "decode-context-parallel-size", "cpu-offload-gb"):
-        if _number(given, key, 1 if key != "cpu-offload-gb" else 0) > 1:
+    for key in _ONE:
+        if _number(given, key, 1) > 1:
             raise UnplannedError(f"serve.args.{key} is not planned for")
+    if given.get("cpu-offload-gb", 0) not in {0, "0"}:
+        raise UnplannedError("serve.args.cpu-offload-gb is not planned for")
     large = gpu_bytes * known.CUDA_SHARE >= known.LARGE_GPU
     length = given.get("max-model-len")
     auto = length in {"auto", -1, "-1"}
@@ -77,21 +88,49 @@ def read_settings(arguments: Mapping[str, Any], *, context: int, gpu_bytes: int)
         batched_tokens=batched,
         utilization=_number(given, "gpu-memory-utilization", known.UTILIZATION),
         kv_dtype="fp8" if str(given.get("kv-cache-dtype", "auto")).startswith("fp8") else "bf16",
-        kv_bytes=int(_number(given, "kv-cache-memory-bytes", 0)),
+        kv_bytes=0
+        if "kv-cache-memory-bytes" not in given
+        else int(_number(given, "kv-cache-memory-bytes", 0)),
         block=int(_number(given, "block-size", known.BLOCK)),
         eager=given.get("enforce-eager") is True,
-        mtp="speculative-config" in given,
+        mtp=_uses_mtp(given.get("speculative-config")),
         auto=auto,
+        stretched=bool({"hf-overrides", "rope-scaling", "rope-parameters"} & given.keys()),
     )
+
+
+def _uses_mtp(config: object) -> bool:
+    """Whether speculation runs a block of the model itself.
+
+    Raises:
+        UnplannedError: a draft model of its own, or a text that is no JSON.
+    """
+    if isinstance(config, str):
+        try:
+            config = json.loads(config)
+        except ValueError as error:
+            raise UnplannedError("serve.args.speculative-config is no JSON") from error
+    method = str(config.get("method", "")) if isinstance(config, Mapping) else ""
+    if config is None or method in {"ngram", "ngram_gpu", "suffix"}:
+        return False
+    if not method.endswith("mtp"):
+        named = f"method {method!r}" if method else "a method that it does not name"
+        raise UnplannedError(f"serve.args.speculative-config with {named} is not planned for")
+    return True
 
 
 def _number(given: Mapping[str, Any], key: str, default: float) -> float:
     value = given.get(key, default)
+    number = _read_number(value)
+    if number is None or (key in given and number <= 0):
+        raise UnplannedError(f"serve.args.{key} is {value!r}: a number above 0 is right")
+    return number
+
+
+def _read_number(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise UnplannedError(f"serve.args.{key} is {value!r}: a number is right")
+        return None
     if isinstance(value, int | float):
         return value
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmMgG]?)", value.strip())
-    if match is None:
-        raise UnplannedError(f"serve.args.{key} is {value!r}: a number is right")
-    return float(match[1]) * _UNITS.get(match[2], 1)
+    return float(match[1]) * _UNITS.get(match[2], 1) if match else None

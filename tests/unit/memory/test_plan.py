@@ -57,7 +57,7 @@ def test_a_plan(case: dict[str, Any]) -> None:
 SETTINGS = st.builds(
     Settings,
     tp=st.sampled_from([1, 2, 4, 8]),
-    context=st.integers(64, 200_000),
+    context=st.integers(64, 300_000),
     sequences=st.integers(1, 1024),
     batched_tokens=st.sampled_from([2048, 8192, 16384]),
     utilization=st.floats(0.1, 0.95),
@@ -130,6 +130,9 @@ def test_workspace_grows_with_what_causes_it() -> None:
         ({"kv-cache-dtype": "bfloat16"}, "kv_dtype", "bf16"),
         ({"enforce-eager": True}, "eager", True),
         ({"speculative-config": {"method": "mtp"}}, "mtp", True),
+        ({"speculative-config": '{"method": "mtp", "num_speculative_tokens": 1}'}, "mtp", True),
+        ({"speculative-config": {"method": "ngram"}}, "mtp", False),
+        ({"hf-overrides": {"rope_scaling": {}}}, "stretched", True),
         ({"tensor-parallel-size": None}, "tp", 1),
     ],
 )
@@ -146,7 +149,9 @@ def test_defaults_depend_on_the_gpu() -> None:
 @pytest.mark.parametrize(
     "arguments",
     [{"pipeline-parallel-size": 2}, {"cpu-offload-gb": 4}, {"max-model-len": "long"},
-     {"max-num-seqs": True}],
+     {"max-num-seqs": True}, {"max-model-len": 0}, {"block-size": 0}, {"max-num-seqs": -4},
+     {"data-parallel-size": 2}, {"speculative-config": {"model": "/srv/draft"}},
+     {"speculative-config": "mtp"}],
 )  # fmt: skip
 def test_what_is_not_planned_for_is_said(arguments: dict[str, Any]) -> None:
     with pytest.raises(UnplannedError, match=next(iter(arguments))):
