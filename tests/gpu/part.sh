@@ -9,6 +9,7 @@
 #   indexer      the indexer's benchmark; needs the GPU for itself
 #   serve        our attention and indexer against stock vLLM, with throughput
 #   parity       the same without throughput
+#   throughput   that alone
 #   stress       our servers under long prompts, five rounds: does one hang?
 #   profile      what the kernels of ours and of stock take
 #   gguf         GLM-5 from GGUF against transformers
@@ -107,6 +108,7 @@ case $part in
     on_site python3 benchmarks/indexer.py --output "$out/indexer-h200.json" "$@"
     ;;
   serve) serve --part throughput --part stock --part ours "$@" ;;
+  throughput) serve --part throughput "$@" ;;
   parity) serve --part stock --part ours "$@" ;;
   stress)
     serve --part throughput --bench ours-bf16 --bench ours-fp8 \

@@ -77,12 +77,16 @@ def test_a_profile_adds_up_kernels_and_counts_overlapping_ones_once(tmp_path: Pa
         event("a", 0.0, 10.0),
         event("a", 5.0, 10.0),
         event("host", 0.0, 90.0, "cpu_op"),
+        event("execute_context_1(8)_generation_0(0)", 0.0, 20.0, "user_annotation"),
+        event("execute_context_0(0)_generation_1(1)", 20.0, 20.0, "user_annotation"),
+        event("preprocess", 20.0, 5.0, "user_annotation"),
         event("copy", 36.0, 4.0, "gpu_memcpy"),
     ]
     trace = tmp_path / "t.pt.trace.json.gz"
     with gzip.open(trace, "wt") as file:
         json.dump({"traceEvents": events}, file)
-    found = profiles.summary(profiles.kernels(profiles.newest(tmp_path)), 2)
+    found = profiles.summary(*profiles.read(profiles.newest(tmp_path)))
+    assert found["steps"] == 2
     assert (found["wall_us"], found["busy_us"], found["launches"]) == (20.0, 14.5, 2.0)
     assert found["kernels"][0] == {"name": "a", "us": 10.0, "calls": 1.0}
     assert "decode 8 x 1" in profiles.table(

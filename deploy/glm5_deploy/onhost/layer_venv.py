@@ -20,7 +20,8 @@ from importlib import metadata
 from pathlib import Path
 
 PTH = "_glm5_base.pth"
-# Works for folders of any name and length, which the first line of a script does not.
+# Works for folders of any name and length, which the first line of a script does not. vLLM's engine
+# and workers, where they are spawned, import the script again.
 SCRIPT = """\
 #!/bin/sh
 '''exec' '{python}' "$0" "$@"
@@ -29,7 +30,8 @@ import sys
 
 from {module} import {function}
 
-sys.exit({call}())
+if __name__ == "__main__":
+    sys.exit({call}())
 """
 
 

@@ -24,6 +24,8 @@ from . import ask, model, prompts
 
 KEPT = 24  # kernels of a row
 OUTPUT_TOKENS = 48
+STEPS = 24
+STEP = "execute_"  # how vLLM's marks of a step begin (v1/worker/gpu_worker.py)
 Event = dict[str, Any]
 
 
@@ -56,6 +58,7 @@ def arguments(folder: Path) -> list[str]:
         "torch_profiler_dir": str(folder),
         "torch_profiler_with_stack": False,
         "ignore_frontend": True,
+        "max_iterations": STEPS,  # writing a longer trace takes many seconds
     }
     return ["--profiler-config", json.dumps(wanted)]
 
@@ -85,13 +88,15 @@ def newest(folder: Path) -> Path:
     return max(folder.rglob("*.json.gz"), key=lambda path: path.stat().st_mtime)
 
 
-def kernels(trace: Path) -> list[Event]:
-    """What ran on the GPU, in order."""
+def read(trace: Path) -> tuple[list[Event], int]:
+    """What ran on the GPU, in order, and in how many steps of the engine."""
     with gzip.open(trace, "rt") as file:
-        events = json.load(file)["traceEvents"]
+        events = [each for each in json.load(file)["traceEvents"] if each.get("ph") == "X"]
     wanted = {"kernel", "gpu_memcpy", "gpu_memset"}
-    found = [each for each in events if each.get("ph") == "X" and each.get("cat") in wanted]
-    return sorted(found, key=lambda each: float(each["ts"]))
+    found = [each for each in events if each.get("cat") in wanted]
+    marks = [each for each in events if each.get("cat") == "user_annotation"]
+    steps = sum(str(each["name"]).startswith(STEP) for each in marks)
+    return sorted(found, key=lambda each: float(each["ts"])), steps
 
 
 def busy(events: Sequence[Event]) -> float:
@@ -109,7 +114,7 @@ def summary(events: Sequence[Event], steps: int) -> dict[str, Any]:
     totals: dict[str, list[float]] = defaultdict(list)
     for each in events:
         totals[str(each["name"])].append(float(each["dur"]))
-    if not events:
+    if not events or not steps:
         return {"steps": steps, "wall_us": 0.0, "busy_us": 0.0, "kernels": []}
     last = max(float(each["ts"]) + float(each["dur"]) for each in events)
     order = sorted(totals, key=lambda name: -sum(totals[name]))
@@ -151,7 +156,7 @@ def row(load: Load, trace: Path) -> dict[str, Any]:
     """What a trace says."""
     about = {"what": load.what, "concurrency": load.concurrency}
     about |= {"prompt_tokens": load.prompt_tokens}
-    return {**about, **summary(kernels(trace), load.output_tokens)}
+    return {**about, **summary(*read(trace))}
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:

@@ -16,13 +16,28 @@ PROBE = (
     " sys.prefix, other_package.__file__)"
 )
 
+VLLM = """\
+import multiprocessing, sys
+
+def engine():
+    print('an engine', flush=True)
+
+def main():
+    if sys.argv[1:] == ['spawn']:
+        process = multiprocessing.get_context('spawn').Process(target=engine)
+        process.start()
+        process.join()
+        return process.exitcode
+    print('serving', sys.argv[1:])
+"""
+
 
 def own_vllm(folder: Path) -> Path:
     """A folder of packages with a ``vllm``, a plugin, and a package by way of a ``.pth`` file."""
     info, plugin, linked = folder / "vllm-9.9.dist-info", folder / "p-1.dist-info", folder / "deep"
     for each in (info, plugin, linked):
         each.mkdir(parents=True)
-    (folder / "vllm.py").write_text("import sys\ndef main(): print('serving', sys.argv[1:])\n")
+    (folder / "vllm.py").write_text(VLLM)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 9.9\n")
     (info / "entry_points.txt").write_text("[console_scripts]\nvllm = vllm:main\n")
     (plugin / "METADATA").write_text("Metadata-Version: 2.1\nName: p\nVersion: 1\n")
@@ -60,6 +75,13 @@ def test_everything_of_the_base_is_seen_and_its_command_is_there(tmp_path: Path)
     assert said(venv / "bin" / "python", "-c", "import pytest; print(pytest.__file__)")
     served = said(venv / "bin" / "vllm", "serve", "a model")
     assert served == "serving ['serve', 'a model']\n"
+
+
+def test_its_command_can_spawn_engines(tmp_path: Path) -> None:
+    """As vLLM does on a GPU: each imports the command's script again, and must not run it."""
+    site, venv = own_vllm(tmp_path / "site"), tmp_path / "venvs" / "abc"
+    assert layer(venv, site).returncode == 0
+    assert said(venv / "bin" / "vllm", "spawn") == "an engine\n"
 
 
 def test_a_second_time_begins_anew(tmp_path: Path) -> None:
