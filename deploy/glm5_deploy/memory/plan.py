@@ -236,23 +236,35 @@ def _beyond(made: MemoryPlan) -> list[tuple[str, str]]:
 
 def _busy(made: MemoryPlan, gpus: Sequence[GpuMemory]) -> list[tuple[str, str]]:
     """vLLM refuses to start where less is free than it may take."""
-    found = []
+    held: dict[str, list[GpuMemory]] = {}
     for gpu in gpus:
         free = gpu.usable - gpu.used
         wanted = math.ceil(gpu.usable * made.settings.utilization)
         if gpu.used and free < wanted:
-            text = f"GPU {gpu.index} has {_gib(free)} GiB free, and vLLM wants {_gib(wanted)}"
-            share = _most_share(gpu)
-            hint = f"end what holds its memory, or set gpu-memory-utilization: {share:g}"
-            found.append((text, hint))
-    return found
+            said = f"{_gib(free)} GiB free, and vLLM wants {_gib(wanted)}"
+            held.setdefault(said, []).append(gpu)
+    if not held:
+        return []
+    text = "; ".join(
+        f"GPU {', '.join(str(gpu.index) for gpu in some)} {'have' if some[1:] else 'has'} {said}"
+        for said, some in held.items()
+    )
+    share = min(_most_share(gpu) for some in held.values() for gpu in some)
+    lower = replace(made.settings, utilization=share)
+    fits = share > 0 and _holds(_without_problems(made.model, lower, made.gpu))
+    other = f"set gpu-memory-utilization: {share:g}" if fits else "choose others with gpus.devices"
+    return [(text, f"end what holds their memory, or {other}")]
+
+
+def _holds(made: MemoryPlan) -> bool:
+    return made.kv > 0 and made.kv_tokens >= made.settings.context <= made.most
 
 
 def _remedy(made: MemoryPlan, there: int) -> str:
     """The changes that would make it fit, each tried; what is cheapest to do comes first."""
     told = []
     for text, other in _candidates(made, there):
-        if other.kv > 0 and other.kv_tokens >= other.settings.context <= made.most:
+        if _holds(other):
             told.append(text)
     if made.longest >= made.settings.block:
         told.append(f"max-model-len: {made.longest}")

@@ -89,7 +89,7 @@ def test_our_own_server_gives_its_memory_back(tmp_path: Path) -> None:
     serving = replace(serving, system=replace(serving.system, gpus=full))
     assert rows(host, want, serving)[0].status == "passed"
     (stranger,) = rows(host, want, with_gpus(memory_used=90 << 30))
-    assert "end what holds its memory" in (stranger.hint or "")
+    assert "end what holds their memory" in (stranger.hint or "")
 
 
 def test_there_is_nothing_to_say_without_gguf_or_gpus(tmp_path: Path) -> None:
