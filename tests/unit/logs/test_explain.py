@@ -29,6 +29,22 @@ def test_line_is_explained(name: str, line: str) -> None:
     assert [(each.name, each.line) for each in found] == [(name, last)]
 
 
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "(Worker_TP3 pid=4103) ERROR 11-30 01:02:03 [multiproc_executor.py:870] ",
+        "\x1b[1;36m(Worker_TP0 pid=4100)\x1b[0;0m ",
+    ],
+)
+def test_lines_of_workers_are_explained_too(prefix: str) -> None:
+    """Each with its worker's name before it, and those of others in between."""
+    for name, many in SHOWN.items():
+        for line in many:
+            parts = [f"{prefix}{part}" for part in line.split(" || ")]
+            between = [each for part in parts for each in ("(Worker_TP7 pid=9) INFO loading", part)]
+            assert [found.name for found in explain(between)] == [name]
+
+
 def test_every_failure_has_a_line() -> None:
     assert [row.name for row in known_failures()] == list(SHOWN)
 
