@@ -12,6 +12,7 @@ import threading
 from types import ModuleType
 
 from glm5_kernel.compat.hooks import when_imported
+from glm5_kernel.compat.refusal import refuse_models
 from glm5_kernel.compat.versions import Found, find_vllm, refusal
 from glm5_kernel.registration import Name, Part, Registration, State
 from glm5_kernel.settings import Settings, read_settings
@@ -23,11 +24,7 @@ _done: Registration | None = None
 
 
 def register() -> Registration:
-    """Register what this vLLM can use; a second call changes nothing.
-
-    Raises:
-        SettingError: a GLM5_ variable has a value that means nothing.
-    """
+    """Register what this vLLM can use; a second call changes nothing."""
     global _done
     with _lock:
         if _done is None:
@@ -43,6 +40,7 @@ def _register(found: Found | None, settings: Settings) -> Registration:
         return _nothing(found.version, refusal(found))
     if found.support == "load-only":
         return _load_only(found.version, settings)
+    refuse_models(settings.problems)
     parts = (_attention(settings), _indexer(settings), _gguf(settings))
     done = ", ".join(f"{part.name} {part.state}" for part in parts)
     return Registration(found.version, f"vLLM {found.version}: {done}", parts)
@@ -52,6 +50,7 @@ def _load_only(version: str, settings: Settings) -> Registration:
     from glm5_kernel.gguf.cpu.install import PLATFORM, install_dense
 
     message = f"vLLM {version} has no sparse attention: attention and indexer stay out"
+    refuse_models({part: why for part, why in settings.problems.items() if part == "gguf"})
     when_imported(PLATFORM, install_dense)
     gguf = _gguf(settings)
     parts = (Part("attention", "stock", message), Part("indexer", "stock", message), gguf)
@@ -65,11 +64,19 @@ def _nothing(version: str | None, message: str) -> Registration:
 
 
 def _log(registration: Registration) -> None:
-    refused = any(part.state == "refused" for part in registration.parts)
+    refused = all(part.state == "refused" for part in registration.parts)
     logger.log(logging.ERROR if refused else logging.DEBUG, "glm5_kernel: %s", registration.message)
 
 
+def _meaningless(name: Name, settings: Settings) -> Part | None:
+    """The part where its variable means nothing: vLLM goes on as if it were not there."""
+    problem = settings.problems.get(name)
+    return None if problem is None else Part(name, "refused", problem)
+
+
 def _attention(settings: Settings) -> Part:
+    if part := _meaningless("attention", settings):
+        return part
     when_imported("vllm.v1.attention.backends.registry", _register_backend)
     if settings.attention == "stock":
         reason = "GLM5_ATTENTION=stock: only --attention-backend CUSTOM chooses it"
@@ -99,6 +106,8 @@ def _select_automatically(_selector: ModuleType, settings: Settings) -> None:
 
 
 def _indexer(settings: Settings) -> Part:
+    if part := _meaningless("indexer", settings):
+        return part
     if settings.indexer == "stock":
         return Part("indexer", "off", "GLM5_INDEXER=stock")
     from glm5_kernel.indexer.install import replace_layer, split_graphs
@@ -112,6 +121,8 @@ def _indexer(settings: Settings) -> Part:
 
 
 def _gguf(settings: Settings) -> Part:
+    if part := _meaningless("gguf", settings):
+        return part
     from glm5_kernel.gguf.cpu.install import install_operations, needs_operations
     from glm5_kernel.gguf.install import PLUGIN, TRIGGER, install_loader
 

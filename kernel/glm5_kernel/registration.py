@@ -16,7 +16,7 @@ class Part:
     Args:
         state: `registered` (ours is in place and will be chosen where it should be), `stock` (left
             to vLLM, for a reason), `off` (switched off by the user), `refused` (this vLLM lacks
-            what it needs).
+            what it needs, or its variable means nothing).
         reason: one sentence for people.
     """
 

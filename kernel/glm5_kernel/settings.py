@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeVar, get_args
+
+from glm5_kernel.gguf.errors import printable
+from glm5_kernel.registration import Name
 
 Choice = Literal["auto", "stock", "triton"]
 Switch = Literal["auto", "stock"]
@@ -13,7 +16,7 @@ _Value = TypeVar("_Value", bound=str)
 
 
 class SettingError(ValueError):
-    """A variable has a value that means nothing."""
+    """A model needs a part whose variable has a value that means nothing."""
 
 
 @dataclass(frozen=True)
@@ -27,28 +30,36 @@ class Settings:
             stock and triton: that one everywhere.
         gguf: `GLM5_GGUF`. auto: our adapter loads GLM-5 and DeepSeek-V3 files; stock: the GGUF
             plugin is left as it is.
+        problems: by part, what is wrong with its variable; the part's own value is then auto. Only
+            a model that needs the part is refused: another one is served as if it were not there.
     """
 
     attention: Switch = "auto"
     indexer: Choice = "auto"
     gguf: Switch = "auto"
+    problems: Mapping[Name, str] = field(default_factory=dict)
 
 
 def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
-    """The settings in an environment.
-
-    Raises:
-        SettingError: a value is none of those allowed; the message names the variable and them.
-    """
-    attention: Switch = _one_of(environment, "GLM5_ATTENTION", get_args(Switch))
-    indexer: Choice = _one_of(environment, "GLM5_INDEXER", get_args(Choice))
-    gguf: Switch = _one_of(environment, "GLM5_GGUF", get_args(Switch))
-    return Settings(attention, indexer, gguf)
+    """The settings in an environment. What means nothing is told in `problems`."""
+    problems: dict[Name, str] = {}
+    attention: Switch = _one_of(environment, "attention", get_args(Switch), problems)
+    indexer: Choice = _one_of(environment, "indexer", get_args(Choice), problems)
+    gguf: Switch = _one_of(environment, "gguf", get_args(Switch), problems)
+    return Settings(attention, indexer, gguf, problems)
 
 
-def _one_of(environment: Mapping[str, str], name: str, allowed: tuple[_Value, ...]) -> _Value:
-    found = environment.get(name, "").strip().lower() or "auto"
+def _one_of(
+    environment: Mapping[str, str],
+    part: Name,
+    allowed: tuple[_Value, ...],
+    problems: dict[Name, str],
+) -> _Value:
+    """The value of a part's variable, or the first of those allowed."""
+    variable = f"GLM5_{part.upper()}"
+    found = environment.get(variable, "").strip().lower() or allowed[0]
     for value in allowed:
         if value == found:
             return value
-    raise SettingError(f"{name}={found}: must be one of {', '.join(allowed)}")
+    problems[part] = f"{variable}={printable(found):.60}: must be one of {', '.join(allowed)}"
+    return allowed[0]

@@ -421,13 +421,18 @@ def test_a_part_that_is_refused_fails_with_its_reason() -> None:
 
 
 def test_a_setting_that_means_nothing_fails() -> None:
-    said = (
-        "Traceback (most recent call last):\n  …\n"
-        "glm5_kernel.settings.SettingError: GLM5_INDEXER=x: must be one of"
-    )
+    problem = "GLM5_INDEXER=x: must be one of auto, stock, triton"
+    parts = [PARTS[0], PARTS[1] | {"state": "refused", "reason": problem}]
+    (row,) = registration_checks(ended(REGISTERED | {"parts": parts}))
+    assert (row.status, row.detail) == ("failed", f"indexer: {problem}")
+    assert row.hint is not None
+    assert "set it to one of these" in row.hint
+
+
+def test_a_registration_that_raises_fails() -> None:
+    said = "Traceback (most recent call last):\n  …\nvllm.some.OddError: no such thing"
     found = statuses(ended(returncode=1, said=said))
-    detail = "register() failed: SettingError: GLM5_INDEXER=x: must be one of"
-    assert found == {"registration": ("failed", detail)}
+    assert found == {"registration": ("failed", "register() failed: OddError: no such thing")}
 
 
 # --- what is installed ---

@@ -45,6 +45,7 @@ REGISTRY = (
     Need("vllm.v1.attention.backends.registry", "AttentionBackendEnum.CUSTOM"),
     Need("vllm.v1.attention.backends.registry", "register_backend", ("backend", "class_path")),
 )
+REFUSAL = (Need("vllm.platforms.interface", "Platform.check_and_update_config", ("vllm_config",)),)
 SELECTION = (
     Need("vllm.v1.attention.selector", "AttentionSelectorConfig"),
     Need(

@@ -117,6 +117,8 @@ def _registration(ended: Ended) -> Check:
     said = all(part.reason == found["message"] for part in refused)
     detail = "; ".join(f"{part.name}: {part.reason}" for part in refused)
     hint = "install a vLLM that works, or serve without glm5-kernel"
+    if all(part.reason.startswith("GLM5_") for part in refused):
+        hint = "set it to one of these, or leave it out: a model that needs this part is refused"
     return failed(name, found["message"] if said else detail, hint)
 
 
