@@ -31,9 +31,10 @@ from tests.kernel.indexer_support import (
 
 SMALL = TopkConfig(tile=256, room=256, list=512, warps=4, programs=2)
 """So small that a short row goes all ways that a long one goes."""
+SAMPLE = 128
 KINDS = (
     "normal", "equal", "few values", "near ties", "sorted", "falling", "infinities", "signed zeros",
-    "clump", "outlier", "every eighth", "huge range",
+    "clump", "outlier", "every eighth", "huge range", "misleading",
 )  # fmt: skip
 
 
@@ -61,7 +62,18 @@ def scores(kind: str, rows: int, columns: int) -> Tensor:
         x[:, ::8] += 5
     elif kind == "huge range":
         x = torch.exp(x * 20)
+    elif kind == "misleading":
+        x[:, sampled(columns, SAMPLE)] += 9
     return x
+
+
+def sampled(columns: int, sample: int) -> Tensor:
+    """What the kernel looks at first of a row that long: with the largest values there, it takes
+    fewer than k for candidates."""
+    at = torch.arange(sample + 1, device=DEVICE)
+    starts = at * (columns // sample) + at * (columns % sample) // sample
+    random = (at[:-1] * 2654435761 % 2**32) >> 16
+    return starts[:-1] + (random * starts.diff() >> 16)
 
 
 def full(rows: int, columns: int) -> Tensor:
@@ -92,7 +104,7 @@ in registers; a row that fits; a single one; candidates that have to be narrowed
 def test_exact_on_hard_rows(
     kind: str, split: bool, columns: int, k: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(TopkConfig, "sample", staticmethod(lambda _: 128))
+    monkeypatch.setattr(TopkConfig, "sample", staticmethod(lambda _: SAMPLE))
     plan = TopkPlan(SMALL, 3 if split else 1, split)
     check_topk(scores(kind, 2, columns), k, ends=full(2, columns), force_plan=plan)
 
@@ -120,7 +132,7 @@ def test_a_short_row_is_its_positions_in_order() -> None:
 
 @pytest.mark.parametrize("split", [True, False])
 def test_of_equal_values_the_first_are_taken(split: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TopkConfig, "sample", staticmethod(lambda _: 128))
+    monkeypatch.setattr(TopkConfig, "sample", staticmethod(lambda _: SAMPLE))
     plan = TopkPlan(SMALL, 3 if split else 1, split)
     for columns in (200, 400, 1500):
         logits = torch.zeros(1, columns, device=DEVICE)
@@ -139,7 +151,7 @@ def test_of_equal_values_the_first_are_taken(split: bool, monkeypatch: pytest.Mo
 def test_nan_neither_hangs_nor_leaves_the_row(
     columns: int, split: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(TopkConfig, "sample", staticmethod(lambda _: 128))
+    monkeypatch.setattr(TopkConfig, "sample", staticmethod(lambda _: SAMPLE))
     logits = scores("normal", 3, columns)
     logits[0] = math.nan
     logits[1, ::2] = -math.nan
@@ -159,7 +171,7 @@ def test_nothing_outside_a_range_is_chosen() -> None:
 
 @pytest.mark.parametrize("split", [True, False])
 def test_a_workspace_is_left_as_it_was(split: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TopkConfig, "sample", staticmethod(lambda _: 128))
+    monkeypatch.setattr(TopkConfig, "sample", staticmethod(lambda _: SAMPLE))
     space = torch.zeros(1 << 18, dtype=torch.uint8, device=DEVICE)
     plan = TopkPlan(SMALL, 3, split)
     for kind in ("normal", "equal", "clump", "infinities"):
