@@ -15,7 +15,7 @@ import yaml
 from glm5_deploy.demo.bed import Bed, BedHost
 
 from tests.e2e.conftest import CHECKOUT
-from tests.e2e.deployment import CONTROL, Deployment
+from tests.e2e.deployment import CONTROL, Deployment, eventually
 from tests.unit.gguf.support import SMALL, write_model
 
 FAKES = CHECKOUT / "tests" / "fakes"
@@ -105,3 +105,52 @@ class Site:
         document["profiles"] = []
         path.write_text(yaml.safe_dump(document, sort_keys=False))
         return path
+
+
+OPEN_LOG = r"""
+rm -f "$1" /run/systemd/journal/kernel-seqnum; mkfifo "$1"; ln -sf "$1" /dev/kmsg
+systemd-run --quiet --unit=hold-kmsg -- sh -c 'exec 3<>"$1"; exec sleep infinity' sh "$1"
+until ls -l "/proc/$(systemctl show -p MainPID --value hold-kmsg)/fd/3" 2>/dev/null |
+    grep -q "$1"; do sleep 0.1; done
+systemctl restart systemd-journald
+"""
+CLOSE_LOG = r"""
+rm -f /dev/kmsg "$1"; systemctl stop hold-kmsg 2>/dev/null; systemctl restart systemd-journald
+"""
+
+
+class KernelLog:
+    """The kernel's log of a test host, which as a container has none.
+
+    /dev/kmsg is a pipe: systemd's own journald reads records from it as it reads the kernel's, and
+    journalctl shows them as such. Something keeps the pipe open, since who writes to one waits for
+    a reader.
+    """
+
+    PIPE = "/run/kmsg-of-the-test"
+
+    def __init__(self, host: BedHost) -> None:
+        self.host, self.number = host, 0
+
+    def open(self) -> None:
+        self.host.exec(["sh", "-ec", OPEN_LOG, "sh", self.PIPE])
+        self.say("Linux version 6.8.0-48-generic")
+
+    def say(self, text: str) -> None:
+        """Log a line, now by the host's clock."""
+        uptime = float(self.host.exec(["cat", "/proc/uptime"]).stdout.split()[0])
+        record = f"4,{self.number},{round(uptime * 1e6)},-;{text}\n"
+        self.number += 1
+        self.host.exec(["tee", self.PIPE], input=record)
+        eventually(lambda: text in self.host.exec(["journalctl", "--dmesg", "-o", "cat"]).stdout)
+
+    def close(self) -> None:
+        self.host.exec(["sh", "-c", CLOSE_LOG, "sh", self.PIPE])
+
+
+def wear_out(host: BedHost, gpu: int, errors: int) -> None:
+    """Give a GPU uncorrected ECC errors, whether it serves or not."""
+    for kind in ("idle", "serving"):
+        said = json.loads(host.exec(["cat", f"{PLACE}/{kind}.json"]).stdout)
+        said["gpus"][gpu]["ecc.errors.uncorrected.volatile.total"] = errors
+        host.exec(["tee", f"{PLACE}/{kind}.json"], input=json.dumps(said))

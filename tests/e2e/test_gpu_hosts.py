@@ -10,7 +10,7 @@ from glm5_deploy.demo.bed import Bed, BedHost
 
 from tests.e2e.conftest import Cli
 from tests.e2e.deployment import ROOT, current, exists, set_faults
-from tests.e2e.gpu_hosts import Site, become, restore
+from tests.e2e.gpu_hosts import KernelLog, Site, become, restore, wear_out
 
 UNIT = "glm5-glm-5.service"
 GpuHost = Callable[[str], None]
@@ -22,6 +22,15 @@ def gpu_host(fresh_host: BedHost) -> Iterator[GpuHost]:
     set_faults(fresh_host)
     yield lambda recording: become(fresh_host, recording, UNIT)
     restore(fresh_host, UNIT)
+
+
+@pytest.fixture
+def kernel_log(fresh_host: BedHost) -> Iterator[KernelLog]:
+    """What ``node1`` tells as its kernel's log."""
+    log = KernelLog(fresh_host)
+    log.open()
+    yield log
+    log.close()
 
 
 @pytest.fixture
@@ -137,3 +146,46 @@ def test_what_costs_something_is_told_and_stops_nothing(
     told = cli("preflight", "-i", site.write(), env=site.deployment.environment, expect=0)
     assert "gpu health" in told.stdout
     assert "→ `systemctl enable --now nvidia-persistenced`" in told.stdout
+
+
+OFF_THE_BUS = "NVRM: Xid (PCI:0000:{}): 79, pid=1234, name=python3, GPU has fallen off the bus."
+
+
+def test_what_the_kernels_log_says_of_gpus(
+    cli: Cli, site: Site, gpu_host: GpuHost, kernel_log: KernelLog, fresh_host: BedHost
+) -> None:
+    gpu_host("rtx-pro-6000-x8")
+    clean = rows(cli, site, "preflight", 0)["gpu health"]
+    assert clean["detail"] == "no MIG, no ECC errors, no Xid since the boot"
+
+    # Before the start: an old error of a GPU is worth a warning, a program's is not.
+    kernel_log.say(
+        "NVRM: Xid (PCI:0000:27:00): 31, pid=4242, name=python3, Ch 00000008, MMU Fault: ENGINE"
+        " GRAPHICS GPC1 faulted @ 0x7f2a_1c000000."
+    )
+    kernel_log.say(OFF_THE_BUS.format("47:00"))
+    wear_out(fresh_host, 5, 3)
+    told = rows(cli, site, "preflight", 0)["gpu health"]
+    assert told["status"] == "warning"
+    assert "Xid 79 on GPU 3, 0 min ago: the GPU fell off the bus" in told["detail"]
+    assert "GPU 5 has 3 uncorrected ECC errors" in told["detail"]
+    assert "Xid 31" not in told["detail"]
+    assert "journalctl -k --grep Xid" in told["hint"]
+    assert "nvidia-smi --gpu-reset" in told["hint"]
+
+    # What was before the start does not count against the server; ECC errors do.
+    taken_back = rows(cli, site, "up", 4)["gpus"]
+    assert taken_back["detail"] == "GPU 5 has 3 uncorrected ECC errors"
+    wear_out(fresh_host, 5, 0)
+    served = rows(cli, site, "up", 0)["gpus"]
+    assert served["detail"] == "8 × 83.0 to 83.0 of 96 GiB in use, no Xid"
+
+    # After the start: whatever it is, on one of the server's GPUs.
+    kernel_log.say(OFF_THE_BUS.format("67:00"))
+    failed = rows(cli, site, "smoke", 4)["gpus"]
+    assert failed["status"] == "failed"
+    assert (
+        failed["detail"] == "Xid 79 on GPU 5 since the start: the GPU fell off the bus: power, "
+        "slot or heat"
+    )
+    assert "journalctl -k --grep Xid" in failed["hint"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from glm5_deploy.errors import CommandFailedError
@@ -75,13 +76,9 @@ def parse_started(output: FactOutput) -> float | None:
 
 
 def _problem(used: list[Gpu], indices: list[int], found: Found) -> tuple[str, str] | None:
-    places = {pci_address(gpu.bus_id): gpu.index for gpu in used}
-    since = found.started or 0.0
-    for xid in found.xids or ():
-        index = places.get(pci_address(xid.bus_id))
-        if index is not None and xid.at is not None and xid.at >= since:
-            hint = "`journalctl -k --grep Xid` on the host has more; see `logs --explain`, too"
-            return f"Xid {xid.number} on GPU {index} since the start: {meaning(xid.number)}", hint
+    for xid, place in _since_the_start(used, found):
+        hint = "`journalctl -k --grep Xid` on the host has more; see `logs --explain`, too"
+        return f"Xid {xid.number} on {place} since the start: {meaning(xid.number)}", hint
     for gpu in used:
         if gpu.ecc_errors:
             return (
@@ -96,3 +93,17 @@ def _problem(used: list[Gpu], indices: list[int], found: Found) -> tuple[str, st
             "gpus.count and tensor-parallel-size must agree; see CUDA_VISIBLE_DEVICES in `render`",
         )
     return None
+
+
+def _since_the_start(used: list[Gpu], found: Found) -> Iterator[tuple[Xid, str]]:
+    """Errors of the server's GPUs, and of one that no longer answers: it may have been one."""
+    ours = {pci_address(gpu.bus_id): f"GPU {gpu.index}" for gpu in used}
+    present = {pci_address(gpu.bus_id) for gpu in found.gpus.gpus}
+    for xid in found.xids or ():
+        address = pci_address(xid.bus_id)
+        if xid.at is None or xid.at < (found.started or 0.0):
+            continue
+        if address in ours:
+            yield xid, ours[address]
+        elif address not in present:
+            yield xid, f"{xid.bus_id}, a GPU that no longer answers,"

@@ -103,14 +103,27 @@ def count_row(desired: Desired, observed: Observed) -> Check:
             "install or repair the NVIDIA driver: `nvidia-smi` must work on the host. After an "
             "update of the driver reboot; a GPU that is lost needs a reset or a power cycle"
         )
-        return Check("gpus", "failed", facts.problem, hint)
+        return Check("gpus", "failed", facts.problem + _lost(observed), hint)
     if len(found) < wanted.count:
         hint = f"lower {_count_of_gpus(desired)}, or use another host"
-        return Check("gpus", "failed", f"{len(found)} found, {wanted.count} wanted", hint)
+        detail = f"{len(found)} found, {wanted.count} wanted{_lost(observed)}"
+        return Check("gpus", "failed", detail, hint)
     problem = next(_choice_problems(desired, found), None)
     if problem is not None:
         return Check("gpus", "failed", *problem)
     return Check("gpus", "passed", _models(found))
+
+
+def _lost(observed: Observed) -> str:
+    """What the kernel's log says of a GPU that no longer answers; empty where it says nothing."""
+    present = {pci_address(gpu.bus_id) for gpu in observed.system.gpus.gpus}
+    xids = observed.gpu_host.xids if observed.gpu_host is not None else None
+    lost = [xid for xid in xids or () if pci_address(xid.bus_id) not in present]
+    lost = [xid for xid in lost if not application_error(xid.number)]
+    if not lost:
+        return ""
+    xid = lost[-1]
+    return f"; Xid {xid.number} of {xid.bus_id}{_ago(xid, observed)}: {meaning(xid.number)}"
 
 
 def _models(gpus: Sequence[Gpu]) -> str:
@@ -257,7 +270,7 @@ def _xids(it: Situation) -> Findings:
         if index is not None and not application_error(xid.number):
             last[index, xid.number] = xid
     for (index, number), xid in sorted(last.items()):
-        detail = f"Xid {number} on GPU {index}{_ago(xid, it)}: {meaning(number)}"
+        detail = f"Xid {number} on GPU {index}{_ago(xid, it.observed)}: {meaning(number)}"
         hint = "look at `journalctl -k --grep Xid`; reset the GPU or reboot where it still acts up"
         yield Finding("warning", detail, hint)
 
@@ -267,10 +280,10 @@ def _health_detail(it: Situation) -> str:
     return "no MIG, no ECC errors" + (unread if it.host.xids is None else ", no Xid since the boot")
 
 
-def _ago(xid: Xid, it: Situation) -> str:
+def _ago(xid: Xid, observed: Observed) -> str:
     if xid.at is None:
         return ""
-    minutes = max(it.observed.system.machine.clock - xid.at, 0) / 60
+    minutes = max(observed.system.machine.clock - xid.at, 0) / 60
     return f", {minutes:.0f} min ago" if minutes < 120 else f", {minutes / 60:.0f} h ago"
 
 

@@ -206,6 +206,12 @@ def gpu_table(*used: int, ecc: int = 0) -> str:
         ((gpu_table(90000, 88000, ecc=1), "", STARTED), "failed", "GPU 0 has 1 uncorrected ECC"),
         ((gpu_table(90000, 2), "", STARTED), "failed", "GPU 1 is not used by the server"),
         ((gpu_table(90000), "", STARTED), "failed", "GPU 1 is not used"),
+        ((gpu_table(90000), XID % "1799990000.0", STARTED), "failed", "GPU 1 is not used"),
+        (
+            (gpu_table(90000), XID % "1799999500.0", STARTED),
+            "failed",
+            "Xid 79 on 0000:02:00, a GPU that no longer answers, since the start: the GPU fell off",
+        ),
         (("Failed to initialize NVML", "", STARTED), "failed", "Failed to initialize NVML"),
         ((gpu_table(90000, 88000),), "failed", "cannot gather facts"),
     ],

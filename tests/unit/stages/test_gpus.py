@@ -155,6 +155,24 @@ def test_a_parser_survives_nothing_and_garbage(fact: Any) -> None:  # noqa: ANN4
             fact.parse(FactOutput(returncode, text, "sh: not found"))
 
 
+@pytest.mark.parametrize(
+    ("number", "told"),
+    [
+        (79, "7 found, 8 wanted; Xid 79 of 0000:87:00, 5 min ago: the GPU fell off the bus"),
+        (31, "7 found, 8 wanted"),  # a program's, whichever GPU it was
+    ],
+)
+def test_why_a_gpu_is_missing_is_told(number: int, told: str) -> None:
+    found, around = facts("rtx-pro-6000-x8")
+    left = replace(found, gpus=found.gpus[:7])
+    xid = gpu_host.Xid("0000:87:00", number, "GPU has fallen off the bus.", NOW - 300)
+    around = replace(around, xids=(xid,))
+    host = replace(bare(), system=system(gpus=left), gpu_host=around)
+    (row,) = [r for r in preflight(desired(gpus={"count": 8}), host) if r.name == "gpus"]
+    assert row.status == "failed"
+    assert row.detail.startswith(told)
+
+
 def test_a_log_that_cannot_be_read_is_not_called_clean() -> None:
     found, around = facts("rtx-pro-6000-x8")
     host = replace(bare(), system=system(gpus=found), gpu_host=replace(around, xids=None))
