@@ -235,12 +235,7 @@ def _fetch(fetch: Node | None, profile: Node) -> Iterator[ConfigProblem]:
 
 def engine_problems(profile: Node) -> list[ConfigProblem]:
     """What a complete profile lacks for its engine; before that, `override` may still give it."""
-    return [
-        *_without_lock(profile),
-        *_two_engines(profile),
-        *_devices(profile),
-        *_own_visible(profile),
-    ]
+    return [*_without_lock(profile), *_two_engines(profile), *_devices(profile)]
 
 
 def _two_engines(profile: Node) -> Iterator[ConfigProblem]:
@@ -283,20 +278,9 @@ def _devices(profile: Node) -> Iterator[ConfigProblem]:
         yield devices.problem(f"{len(devices.items)} devices, but `gpus.count` is {count.value}")
 
 
-def _own_visible(profile: Node) -> Iterator[ConfigProblem]:
-    """What is looked at before a start, and judged after it, are the GPUs of `gpus`."""
-    count, own = profile.at("gpus", "count"), profile.below("environment")
-    if count is not None and count.value and "CUDA_VISIBLE_DEVICES" in own:
-        yield own["CUDA_VISIBLE_DEVICES"].problem(
-            "set this as `gpus.devices`: other GPUs would be checked than are used",
-            "such as gpus: {count: 2, devices: [4, 5]}",
-            at_key=True,
-        )
-
-
 def profile_warnings(profile: Node) -> list[ConfigProblem]:
     """What is allowed, and seldom meant."""
-    return [*_open_address(profile), *_looks_secret(profile)]
+    return [*_open_address(profile), *_looks_secret(profile), *_own_visible(profile)]
 
 
 def _open_address(profile: Node) -> Iterator[ConfigProblem]:
@@ -324,6 +308,17 @@ def _looks_secret(profile: Node) -> Iterator[ConfigProblem]:
                 "move it to `secrets`",
                 at_key=True,
             )
+
+
+def _own_visible(profile: Node) -> Iterator[ConfigProblem]:
+    """What is looked at before a start, and judged after it, are the GPUs of `gpus`."""
+    count, own = profile.at("gpus", "count"), profile.below("environment")
+    if count is not None and count.value and "CUDA_VISIBLE_DEVICES" in own:
+        yield own["CUDA_VISIBLE_DEVICES"].problem(
+            "other GPUs may be checked before a start and after it than are used",
+            "set gpus.devices instead, such as gpus: {count: 2, devices: [4, 5]}",
+            at_key=True,
+        )
 
 
 # --- files ---------------------------------------------------------------------------------------

@@ -201,6 +201,10 @@ def test_jinja2_is_imported_only_for_templates(folder: Path) -> None:
         ),
         ("serve: {host: 9.9.9.9}", "9.9.9.9 listens beyond"),
         ("environment: {HF_TOKEN: x}", "looks like a secret, and `environment` is shown"),
+        (
+            'gpus: {count: 1}\nenvironment: {CUDA_VISIBLE_DEVICES: "4"}',
+            "other GPUs may be checked before a start and after it than are used",
+        ),
     ],
 )
 def test_warnings(folder: Path, more: str, said: str) -> None:
