@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import glm5_kernel
 import pytest
-from glm5_kernel.doctor import cases, command, environment, selftest, testing
-from glm5_kernel.doctor.child import Answer, Ended, run_child
+from glm5_kernel.doctor import cases, child, command, environment, selftest, testing
+from glm5_kernel.doctor.child import Answer, Ended, children_end_with_it, run_child
 from glm5_kernel.doctor.gpus import capability_check, gpu_check, gpus_of, torch_check
 from glm5_kernel.doctor.registering import parts_of, registration_checks
 from glm5_kernel.doctor.report import Check, Gpu, Report, failed, passed, skipped
@@ -692,6 +696,54 @@ def test_a_child_ends_with_what_it_started(monkeypatch: pytest.MonkeyPatch, site
     monkeypatch.setenv("PYTHONPATH", f"{site.folder}{os.pathsep}{KERNEL}")
     done = run_child(["gpus"], 3.0)
     assert (done.returncode, done.answers) == (None, ())
+
+
+def test_an_interruption_waits_for_no_child(monkeypatch: pytest.MonkeyPatch, site: Site) -> None:
+    """Children do not get the terminal's Ctrl-C themselves."""
+    (site.folder / "torch.py").write_text("import time; time.sleep(600)")
+    monkeypatch.setenv("PYTHONPATH", f"{site.folder}{os.pathsep}{KERNEL}")
+    monkeypatch.setattr(child, "_ending", threading.Event())
+    ends: list[Ended] = []
+
+    def interrupted() -> None:
+        with ThreadPoolExecutor(1) as pool, children_end_with_it():
+            waiting = pool.submit(run_child, ["gpus"], 300.0)
+            waiting.add_done_callback(lambda done: ends.append(done.result()))
+            while not child._running:
+                time.sleep(0.01)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert [each.returncode for each in ends] == [-signal.SIGKILL]
+    assert run_child(["gpus"], 300.0).why() == "interrupted"
+    assert not child._running
+
+
+def test_an_exception_of_several_lines_is_named() -> None:
+    said = "Traceback …\nx.y.ImportError: libcudart.so.13: cannot open\nIt is said to be there\n"
+    assert ended(returncode=1, said=said).why() == "ImportError: libcudart.so.13: cannot open"
+    assert ended(returncode=1, said="something\nelse\n").why() == "else"
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "1e300", "x"])
+def test_a_limit_that_is_none(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        command.main([f"--timeout={seconds}"])
+    assert caught.value.code == 2
+    assert "argument --timeout" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("answer", [None, KeyError("Version")])
+def test_a_package_with_damaged_metadata(
+    answer: Exception | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version(_name: str) -> None:
+        if answer is not None:
+            raise answer
+
+    monkeypatch.setattr(environment, "version", version)
+    assert environment.versions()["vllm"] == environment.DAMAGED
 
 
 # --- a kernel that fails, on a host with GPUs ---

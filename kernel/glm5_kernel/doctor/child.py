@@ -14,8 +14,9 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,19 +52,40 @@ class Ended:
         lines = [line.strip() for line in self.said.splitlines() if line.strip()]
         if not lines:
             return f"the process ended with status {self.returncode}"
+        # What an exception says may have several lines, of which the first names it.
+        named = [line for line in lines if _EXCEPTION.match(line)]
         # An exception's own name, without its module.
-        return re.sub(r"^(?:\w+\.)+(?=\w+: )", "", lines[-1])
+        return re.sub(r"^(?:\w+\.)+(?=\w+: )", "", (named or lines)[-1])
+
+
+_EXCEPTION = re.compile(r"(?:\w+\.)*\w+(?:Error|Exception|Exit): ")
+_lock = threading.Lock()
+_running: set[subprocess.Popen[bytes]] = set()
+_ending = threading.Event()
+
+
+@contextmanager
+def children_end_with_it() -> Iterator[None]:
+    """What ends the block by an exception (Ctrl-C) ends all children too, and none is started any
+    more: a thread that waits for one would keep the program from ending.
+    """
+    try:
+        yield
+    except BaseException:
+        with _lock:
+            _ending.set()
+            for child in _running:
+                _end(child)
+        raise
 
 
 def run_child(words: Sequence[str], limit: float) -> Ended:
     """Run a task for at most `limit` seconds; what it started ends with it."""
-    child = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, *words],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
+    with _lock:
+        if _ending.is_set():
+            return Ended((), 1, "interrupted")
+        child = _started(words)
+        _running.add(child)
     returncode: int | None = None
     try:
         out, err = child.communicate(timeout=limit)
@@ -74,7 +96,20 @@ def run_child(words: Sequence[str], limit: float) -> Ended:
     except BaseException:
         _end(child)
         raise
+    finally:
+        with _lock:
+            _running.discard(child)
     return Ended(_answers(out), returncode, err.decode(errors="replace"))
+
+
+def _started(words: Sequence[str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, *words],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:

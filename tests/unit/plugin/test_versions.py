@@ -55,6 +55,23 @@ def test_vllm_for_the_cpu_has_another_name(monkeypatch: pytest.MonkeyPatch) -> N
     assert find_vllm() is None
 
 
+@pytest.mark.parametrize("answer", [None, KeyError("Version")])
+def test_damaged_metadata_end_no_server(
+    answer: Exception | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an installation that was interrupted; what `version` does depends on Python's."""
+
+    def version(_name: str) -> None:
+        if answer is not None:
+            raise answer
+
+    monkeypatch.setattr(versions, "version", version)
+    found = find_vllm()
+    assert found is not None
+    assert found.support is None
+    assert "its metadata are damaged" in refusal(found)
+
+
 def test_the_refusal_says_what_works() -> None:
     line = refusal(Found("0.99.1+cu130", "0.99.1"))
     assert "\n" not in line
