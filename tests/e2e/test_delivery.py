@@ -115,7 +115,7 @@ def test_the_key_of_a_transfer_reads_one_folder_and_nothing_else(
 ) -> None:
     first, second = fresh_hosts[:2]
     run(cli, pair, "model", "sync", "--host", "node1")
-    first.exec(["truncate", "-s", "2G", f"{MODEL}/large.bin"])
+    first.exec(["truncate", "-s", "512M", f"{MODEL}/large.bin"])
     first.exec(["rm", f"{MODEL}/MANIFEST.sha256"])
     pair.hosts["node1"] = {"override": {"model": {"source": None}}}
     run(cli, pair, "model", "verify", "--host", "node1")
