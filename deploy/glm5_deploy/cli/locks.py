@@ -160,6 +160,7 @@ def _recipe(
     from glm5_deploy.errors import UsageError
     from glm5_deploy.locks.resolve import day
     from glm5_deploy.locks.text import Recipe, read_recipe
+    from glm5_deploy.locks.wheels import platform_tags
 
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     when = day(as_of or today)
@@ -169,6 +170,8 @@ def _recipe(
         own = Recipe((), "3.12", "x86_64-manylinux_2_31", when)
     else:
         raise UsageError(f"{origin} is empty", "say what is to be in it with --require")
+    # What no wheelhouse could be filled for is found now, and not when it is.
+    platform_tags(platform or own.platform)
     return Recipe(
         tuple(require or own.requires), python or own.python, platform or own.platform, when
     )

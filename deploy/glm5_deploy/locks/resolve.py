@@ -66,5 +66,19 @@ def resolve(recipe: Recipe, constraints: str = "") -> str:
         said = re.sub(r"https?://\S+", "the index", error.message.partition("\n")[2])
         raise ResolveError(
             f"no versions fit {', '.join(recipe.requires)} as of {recipe.as_of}\n{said}".rstrip(),
-            "try a later --as-of, or a newer --platform: some wheels need a newer C library",
+            _hint(said),
         ) from error
+
+
+_UNREACHABLE = re.compile(
+    r"network was disabled|Failed to fetch|error sending request|dns error|client error|timed out"
+)
+
+
+def _hint(said: str) -> str:
+    if _UNREACHABLE.search(said):
+        return (
+            "no package index was reached: look at the network, at UV_OFFLINE, and at what uv's own"
+            " settings name (UV_DEFAULT_INDEX)"
+        )
+    return "try a later --as-of, or a newer --platform: some wheels need a newer C library"

