@@ -9,9 +9,9 @@ from glm5_deploy.cli.app import app
 from typer.testing import CliRunner
 
 COMMANDS = (
-    "up", "plan", "smoke", "logs", "status", "preflight", "releases", "rollback", "restart", "down",
-    "render", "unlock", "audit", "init", "demo", "inventory check", "inventory show",
-    "inventory schema",
+    "up", "plan", "smoke", "bench", "logs", "status", "preflight", "releases", "rollback",
+    "restart", "down", "render", "unlock", "audit", "init", "demo", "inventory check",
+    "inventory show", "inventory schema",
 )  # fmt: skip
 
 

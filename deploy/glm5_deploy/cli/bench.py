@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -20,7 +21,7 @@ from glm5_deploy.cli.runner import Fleet, Job, finish
 
 if TYPE_CHECKING:
     from glm5_deploy.bench.plan import Wanted
-    from glm5_deploy.bench.result import Result
+    from glm5_deploy.bench.result import Results
     from glm5_deploy.report.outcome import HostOutcome, Report
 
 ConcurrencyOption = Annotated[
@@ -78,40 +79,47 @@ def bench(
     it there too. Example: glm5-deploy bench --host bw1 --concurrency 1,16 --prompt-tokens 2000
     """
     from glm5_deploy.bench.plan import Wanted, parse_numbers
+    from glm5_deploy.bench.result import Results
 
     prompts = None if prompt_tokens is None else parse_numbers("--prompt-tokens", prompt_tokens)
     at_once = parse_numbers("--concurrency", concurrency)
     wanted = Wanted(at_once, prompts, output_tokens, requests, limit)
     targets = selection(inventory, host, group, profile)
-    found: dict[str, list[Result]] = {}
+    found = {target.name: Results() for target in targets}
 
     def work(job: Job) -> HostOutcome:
-        return _measure(job, wanted, found.setdefault(job.target.name, []))
+        return _measure(job, wanted, found[job.target.name])
 
     report = Fleet("bench", targets, inventory, json, verbose, forks).run(work)
+    report = replace(report, hosts=tuple(_whole(each, found[each.host]) for each in report.hosts))
     if not json:
         _show(report, found)
     finish(report, json=json, checks=True)
 
 
-def _measure(job: Job, wanted: Wanted, found: list[Result]) -> HostOutcome:
-    from glm5_deploy.bench.result import Results
+def _measure(job: Job, wanted: Wanted, results: Results) -> HostOutcome:
     from glm5_deploy.bench.run import BenchRun
 
-    results = Results(loads=found)
     return BenchRun(
         job.host, job.target, job.api_key(), wanted, job.events, job.cancel, results
     ).run()
 
 
-def _show(report: Report, found: dict[str, list[Result]]) -> None:
+def _whole(outcome: HostOutcome, results: Results) -> HostOutcome:
+    """With what was measured before the host was lost, or Ctrl-C."""
+    if not results.loads:
+        return outcome
+    return replace(outcome, data={**outcome.data, **results.to_json()})
+
+
+def _show(report: Report, found: dict[str, Results]) -> None:
     from glm5_deploy.bench.table import print_results
     from glm5_deploy.report.tables import make_console
 
     console = make_console()
     for outcome in report.hosts:
-        if found.get(outcome.host):
-            print_results(console, outcome.host, found[outcome.host])
+        if found[outcome.host].loads:
+            print_results(console, outcome.host, found[outcome.host].loads)
 
 
 def register(app: typer.Typer) -> None:

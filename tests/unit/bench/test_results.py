@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from glm5_deploy.bench.result import Results, rows
 from glm5_deploy.bench.table import print_results
+from glm5_deploy.cli.bench import _whole
 from glm5_deploy.config.models import Smoke
+from glm5_deploy.report.outcome import HostOutcome
 from rich.console import Console
 
 
@@ -114,3 +116,11 @@ def test_the_table_fits(width: int) -> None:
     )
     assert text[3].split() == ["1", "1000", "4", "41.5", "363.5", "350", "400", "25.0", "31.0"]
     assert text[4].split() == ["64", "8000", "4", "skipped"]
+
+
+def test_what_was_measured_before_the_end_is_kept() -> None:
+    lost = HostOutcome("bw1", "unreachable", data={"round_trips": 7})
+    assert _whole(lost, Results()) is lost
+    kept = _whole(lost, results(line(1, 1000))).to_json()
+    assert (kept["status"], kept["round_trips"]) == ("unreachable", 7)
+    assert [load["status"] for load in kept["loads"]] == ["measured"]
