@@ -126,7 +126,8 @@ def _show(report: Report) -> None:
         data = outcome.data
         if outcome.error is None and data.get("manifest_sha256"):
             size = data["bytes"] / 1e9
-            typer.echo(f"{outcome.host}: {data['files']} files, {size:.1f} GB in {data['folder']}")
+            files = f"{data['files']} file{'' if data['files'] == 1 else 's'}"
+            typer.echo(f"{outcome.host}: {files}, {size:.1f} GB in {data['folder']}")
             typer.echo(f"{outcome.host}: manifest_sha256: {data['manifest_sha256']}")
 
 

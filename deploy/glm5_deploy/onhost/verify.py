@@ -70,13 +70,13 @@ def read_manifest(path: Path) -> dict[str, str]:
 
 
 def listing(folder: Path) -> Iterator[str]:
-    """Every regular file below a folder, relative, but for what a transfer or we leave there, and
-    names that a line of text cannot hold.
+    """Every file below a folder, relative, but for what a transfer or we leave there, and names
+    that a line of text cannot hold. A link that leads nowhere is one that is missing.
     """
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder)
         if (
-            path.is_file()
+            (path.is_file() or (path.is_symlink() and not path.exists()))
             and path.name not in IGNORED
             and str(name).isprintable()
             and not any(part.startswith(".") for part in name.parts)

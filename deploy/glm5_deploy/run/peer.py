@@ -153,7 +153,11 @@ def copy_from_peer(
 
 def _look(peer: Peer, step: Copy) -> _Source:
     folder = step.source or peer.root / "models" / step.name
-    found = peer.host.run(script(_LOOK, folder, step.name, peer.root), check=False)
+    try:
+        found = peer.host.run(script(_LOOK, folder, step.name, peer.root), check=False)
+    except UnreachableError as error:
+        message = f"{peer.host.name}, which the model is to come from: {error.message}"
+        raise UnreachableError(message, error.hint) from error
     if not found.ok:
         raise PreflightError(
             f"{peer.host.name} has no folder {folder}, which the model is to come from",

@@ -96,14 +96,21 @@ def _local_manifest(folder: Path, cache: Path) -> Manifest:
 
 
 def _files(folder: Path) -> list[Path]:
-    return [
+    """Raises UsageError for a link that leads nowhere, as in a download that broke off."""
+    found = [
         path
         for path in folder.rglob("*")
-        if path.is_file()
-        and path.name != "MANIFEST.sha256"
+        if path.name != "MANIFEST.sha256"
         and str(path.relative_to(folder)).isprintable()
         and not any(part.startswith(".") for part in path.relative_to(folder).parts)
     ]
+    for path in found:
+        if path.is_symlink() and not path.exists():
+            raise UsageError(
+                f"{path} is a link that leads nowhere: the file is not there",
+                "complete the download, or remove the link",
+            )
+    return [path for path in found if path.is_file()]
 
 
 def _mark(path: Path) -> list[int]:

@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
 import pytest
-from glm5_deploy.errors import CommandFailedError, Glm5Error
+from glm5_deploy.errors import CommandFailedError, Glm5Error, UnreachableError
 from glm5_deploy.hosts.command import Command, script
-from glm5_deploy.hosts.fake import FakeHost
+from glm5_deploy.hosts.fake import Expected, FakeHost
 from glm5_deploy.run.peer import (
     _GRANT,
     _LOOK,
@@ -21,7 +21,9 @@ from glm5_deploy.run.peer import (
     _address,
     _config,
     _explained,
+    _look,
 )
+from glm5_deploy.stages.change import Copy
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIexample"
 OLD = "ssh-rsa AAAA ann@desk"
@@ -51,6 +53,21 @@ def test_the_client_trusts_one_host_key_and_offers_one_key() -> None:
     assert "StrictHostKeyChecking yes" in text
     assert "IdentityAgent none" in text
     assert "BatchMode yes" in text
+
+
+def test_a_source_that_is_away_is_named() -> None:
+    away = UnreachableError("cannot reach deploy@192.0.2.1", "is it up?")
+    host = FakeHost("bw0", expected=[Expected("sh", raises=away)])
+    step = Copy(
+        "bw0", "glm-5", None, None, PurePosixPath("/m"), "u", 9, None, None, False,
+        PurePosixPath("/p"), PurePosixPath("/d"), PurePosixPath("/s"), PurePosixPath("/f"),
+    )  # fmt: skip
+    peer = Peer(host, "192.0.2.1", 22, PurePosixPath("/opt/glm5"))
+    with pytest.raises(
+        UnreachableError, match="bw0, which the model is to come from: cannot"
+    ) as it:
+        _look(peer, step)
+    assert it.value.hint == "is it up?"
 
 
 def run(command: Command, home: Path) -> subprocess.CompletedProcess[str]:

@@ -104,6 +104,22 @@ def test_manifests_round_trip_and_notice_change(tmp_path: Path) -> None:
     assert local_manifest(folder, cache).entries != first.entries
 
 
+def test_a_link_that_leads_nowhere_is_a_file_that_is_missing(tmp_path: Path) -> None:
+    from glm5_deploy.onhost import verify
+
+    folder = tmp_path / "snapshot"
+    folder.mkdir()
+    (tmp_path / "blob").write_bytes(b"w")
+    (folder / "w.gguf").symlink_to("../blob")
+    assert list(local_manifest(folder, tmp_path / "d").entries) == ["w.gguf"]
+    (tmp_path / "blob").unlink()
+    with pytest.raises(UsageError, match=r"w\.gguf is a link that leads nowhere"):
+        local_manifest(folder, tmp_path / "d")
+    with pytest.raises(SystemExit, match=r"missing: w\.gguf"):
+        verify.main([str(folder), str(tmp_path / "M"), str(tmp_path / "S"), "--create"])
+    assert not (tmp_path / "M").exists()
+
+
 @pytest.mark.parametrize("line", ["nonsense", f"{'a' * 64}  ../x", f"{'a' * 64}  /x", "zz  x"])
 def test_a_bad_manifest_names_its_line(line: str) -> None:
     with pytest.raises(UsageError, match="given:2"):
