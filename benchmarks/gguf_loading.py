@@ -1,7 +1,8 @@
 """How fast a rank loads its part of a GGUF file, beside dd, and the host memory that it takes.
 
     python benchmarks/gguf_loading.py DIR --output benchmarks/results/gguf_loading-h200.json
-    python benchmarks/gguf_loading.py --show benchmarks/results/gguf_loading-h200.json
+    python benchmarks/gguf_loading.py --show benchmarks/results/gguf_loading-h200.json \
+        --page docs/gguf.md
 
 DIR gets a model with GLM-5's widths and as many layers as make `--gigabytes` (deleted afterwards,
 unless --keep). Every reading begins with the file out of the page cache, which is checked. The
@@ -14,10 +15,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import json
+import mmap
 import os
 import platform
-import random
 import re
 import subprocess
 import sys
@@ -79,16 +81,22 @@ def drop(paths: Sequence[Path]) -> float:
     return cached(paths)
 
 
-def cached(paths: Sequence[Path], samples: int = 400) -> float:
-    """The share of random pages that are read without waiting, hence are in the page cache."""
-    hits = 0
-    for _ in range(samples):
-        path = random.choice(paths)
-        with path.open("rb") as file:
-            offset = random.randrange(max(1, path.stat().st_size - 4096))
-            with contextlib.suppress(BlockingIOError):
-                hits += os.preadv(file.fileno(), [bytearray(1)], offset, os.RWF_NOWAIT) > 0
-    return hits / samples
+def cached(paths: Sequence[Path]) -> float:
+    """The share of the files' pages that is in the page cache; mincore(2) reads none of them."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+    inside = pages = 0
+    for path in paths:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE) as mapped:
+            count = -(-len(mapped) // mmap.PAGESIZE)
+            seen = (ctypes.c_ubyte * count)()
+            first = ctypes.c_ubyte.from_buffer(mapped)
+            if libc.mincore(ctypes.addressof(first), len(mapped), seen):
+                raise OSError(ctypes.get_errno(), "mincore", str(path))
+            del first
+            inside += sum(page & 1 for page in seen)
+            pages += count
+    return inside / pages
 
 
 def dd(paths: Sequence[Path]) -> float:
@@ -237,6 +245,16 @@ def show(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+START, END = "<!-- loading speed: start -->", "<!-- loading speed: end -->"
+
+
+def put_into(page: Path, text: str) -> None:
+    """Replace what stands between the page's two marks."""
+    before, rest = page.read_text().split(START)
+    after = rest.split(END)[1]
+    page.write_text(f"{before}{START}\n{text}\n{END}{after}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -252,6 +270,7 @@ def main() -> None:
     parser.add_argument("--make", action="store_true", help="make the model, and no more")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--show", type=Path, help="print the table of a result")
+    parser.add_argument("--page", type=Path, help="put the table into this page of the manual")
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
@@ -259,7 +278,10 @@ def main() -> None:
         print(json.dumps(child(Path(path), int(rank), int(size))))
         return
     if arguments.show:
-        print(show(json.loads(arguments.show.read_text())))
+        text = show(json.loads(arguments.show.read_text()))
+        print(text)
+        if arguments.page:
+            put_into(arguments.page, text)
         return
     if arguments.folder is None:
         parser.error("a folder is needed")

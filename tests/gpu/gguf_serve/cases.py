@@ -15,6 +15,7 @@ LENGTHS = (12, 700, 3000)
 """Of prompts in tokens; the last is beyond a top-k of 2,048, the last two beyond 512."""
 DECODED = 32
 CONTEXT = 8192
+MOST_IN_GRAPHS = 512  # no graph is captured for more tokens
 FLASHMLA = "FLASHMLA_SPARSE"
 
 

@@ -41,6 +41,8 @@ RESULTS = "gguf-h200.json"
 LOADED = re.compile(r"glm5_kernel: loading shard .*")
 DRAFTS = re.compile(r"^vllm:spec_decode_num_(drafts|accepted_tokens)_total\S* ([\d.e+]+)", re.M)
 TOGETHER = 3  # references at a time
+ALONE = 3
+"""How much further off than all together one prompt may be: a short one has few positions."""
 
 
 @dataclass
@@ -110,11 +112,18 @@ def referred(session: Session, model: str, made: Future[None]) -> dict[str, Any]
     return dict(json.loads(output.read_text()))
 
 
-def answer_of(client: ask.Client, answers: dict[str, Any], vocabulary: int) -> dict[str, Any]:
-    """What `parity` compares: scores of prompts, and choices along the given continuations."""
+def answer_of(
+    case: cases.Case, client: ask.Client, answers: dict[str, Any], vocabulary: int
+) -> dict[str, Any]:
+    """What `parity` compares: scores of prompts, and choices along the given continuations.
+
+    With a draft model, vLLM scores prompts that go through CUDA graphs wrongly: the draft's graphs
+    overwrite what the scores are computed from (vLLM issue 53488). Those are not asked for.
+    """
     found: dict[str, Any] = {"prompt": {}, "follow": {}}
     for name, ids in models.prompts(vocabulary).items():
-        found["prompt"][name] = ask.score(client, ids)
+        if not (case.drafts and case.graphs and len(ids) <= cases.MOST_IN_GRAPHS):
+            found["prompt"][name] = ask.score(client, ids)
         found["follow"][name] = ask.follow(client, ids, answers[name]["tokens"])
     return found
 
@@ -136,8 +145,11 @@ def compared(case: cases.Case, answer: dict[str, Any], known: dict[str, Any]) ->
     limit = cases.bound(case)
     rows = []
     for row in (parity.prompt_row(answer, right), parity.decode_row(answer, right)):
-        ratio = row["mean_abs_dlogp"] / max(rounding["mean_abs_dlogp"], 1e-4)
-        rows.append({**row, "of_bf16": round(ratio, 2), "within": ratio <= limit})
+        scale = max(rounding["mean_abs_dlogp"], 1e-4)
+        ratio = row["mean_abs_dlogp"] / scale
+        each = [found["mean_abs_dlogp"] / scale for found in row["by_prompt"].values()]
+        within = ratio <= limit and max(each) <= ALONE * limit
+        rows.append({**row, "of_bf16": round(ratio, 2), "within": within})
     dense = against(known["dense"], known["answers"])
     return {"bound": limit, "rows": rows, "bf16": rounding, "all_selected": dense}
 
@@ -187,7 +199,7 @@ def serve(
         known = reference.result()
         vocabulary = models.spec_of(cases.MODELS[case.model]).hp.vocab
         client = ask.Client(server.url, min(120.0, session.left()))
-        found = compared(case, answer_of(client, known["answers"], vocabulary), known)
+        found = compared(case, answer_of(case, client, known["answers"], vocabulary), known)
         keep(session, case, server, found, seconds)
     except Exception as error:  # whatever broke, the other cases go on
         session.fail(case.name, error)

@@ -1,0 +1,79 @@
+"""The table of docs/gguf.md from benchmarks/results/gguf-h200.json.
+
+python tests/gpu/gguf_serve/page.py
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[3]
+RESULTS = ROOT / "benchmarks" / "results" / "gguf-h200.json"
+PAGE = ROOT / "docs" / "gguf.md"
+START, END = "<!-- proof: start -->", "<!-- proof: end -->"
+HEAD = (
+    "file", "server", "prompts: mean", "of bf16's", "decoded: mean", "of bf16's", "bound",
+    "all tokens selected",
+)  # fmt: skip
+
+
+def server(case: dict[str, Any]) -> str:
+    """How it was served."""
+    kv = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8_ds_mla"}[case["kv"]]
+    words = [kv, "CUDA graphs" if case["graphs"] else "eager"]
+    if case["backend"] != "CUSTOM":
+        words.append(f"stock {case['backend']}")
+    if case["tensor_parallel"] > 1:
+        words.append(f"TP {case['tensor_parallel']}")
+        words.append("custom all-reduce" if case["all_reduce"] else "NCCL")
+    if case["drafts"]:
+        counted = case["mtp"]
+        words.append(
+            f"MTP: {counted['accepted_tokens']:.0f} tokens of {counted['drafts']:.0f} drafts taken"
+        )
+    return ", ".join(words)
+
+
+def file(model: dict[str, Any]) -> str:
+    """What of the file's form matters."""
+    form = model["form"]
+    words = ["5.2" if form.get("variant") == "glm5.2" else "5", form.get("quant", "q8_0").upper()]
+    words.append(f"top-k {form.get('topk', 512):,}")
+    if "shared" in form:
+        words.append({"omit": "shared omitted", "repeat": "shared repeated"}[form["shared"]])
+    if form.get("types") is False:
+        words.append("no types")
+    if "kv_b" in form:
+        words.append({"flat": "2-D kv_b", "whole": "whole kv_b"}[form["kv_b"]])
+    if form.get("mtp"):
+        words.append("MTP")
+    if model["split"] > 1:
+        words.append(f"{model['split']} files")
+    return ", ".join(words)
+
+
+def table(document: dict[str, Any]) -> str:
+    """One line a server."""
+    lines = [HEAD, ("---",) * len(HEAD)]
+    for case in document["cases"].values():
+        prompt, decode = case["rows"]
+        lines.append((
+            file(case["file"]), server(case), f"{prompt['mean_abs_dlogp']:.4f}",
+            f"{prompt['of_bf16']:.2f}", f"{decode['mean_abs_dlogp']:.4f}",
+            f"{decode['of_bf16']:.2f}", f"{case['bound']:.0f}",
+            f"{case['all_selected']['mean_abs_dlogp']:.3f}",
+        ))  # fmt: skip
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def main() -> None:
+    before, rest = PAGE.read_text().split(START)
+    after = rest.split(END)[1]
+    text = table(json.loads(RESULTS.read_text()))
+    PAGE.write_text(f"{before}{START}\n{text}\n{END}{after}")
+
+
+if __name__ == "__main__":
+    main()
