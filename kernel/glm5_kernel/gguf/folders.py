@@ -18,7 +18,7 @@ def only_model(path: Path) -> Path | None:
         return None
     models: dict[str, Path] = {}
     for file in sorted(path.glob("*.gguf")):
-        if "mmproj" in file.name:
+        if "mmproj" in file.name or not file.is_file():
             continue
         match = SPLIT_NAME.fullmatch(file.name)
         models.setdefault(f"{match['stem']} of {match['count']}" if match else file.name, file)

@@ -199,7 +199,6 @@ def _mtp(hp: Hyperparameters) -> dict[str, Row]:
 OPTIONAL = frozenset(
     {
         "rope_freqs.weight",
-        "nextn.shared_head_norm.weight",
         "nextn.shared_head_head.weight",
         "nextn.embed_tokens.weight",
     }

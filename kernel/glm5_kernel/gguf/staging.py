@@ -32,8 +32,12 @@ class OpenFiles:
         self._descriptors: list[int] = []
 
     def __enter__(self) -> OpenFiles:
-        for path in self._paths:
-            self._descriptors.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        try:
+            for path in self._paths:
+                self._descriptors.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        except OSError:
+            self._close()
+            raise
         return self
 
     def __exit__(
@@ -42,6 +46,9 @@ class OpenFiles:
         _error: BaseException | None,
         _trace: TracebackType | None,
     ) -> None:
+        self._close()
+
+    def _close(self) -> None:
         for descriptor in self._descriptors:
             os.close(descriptor)
         self._descriptors.clear()
@@ -50,11 +57,18 @@ class OpenFiles:
         """Fill `into` (uint8, contiguous) with what lies at `offset` of a file.
 
         Raises:
-            GgufError: the file has become shorter than its header was when it was read.
+            GgufError: the file has become shorter than its header was when it was read, or the
+                disk under it fails.
         """
         view, done = memoryview(into.data).cast("B"), 0
         while done < len(view):
-            got = os.preadv(self._descriptors[shard], [view[done:]], offset + done)
+            try:
+                got = os.preadv(self._descriptors[shard], [view[done:]], offset + done)
+            except OSError as error:
+                raise GgufError(
+                    f"{self._paths[shard]}: cannot be read at byte {offset + done}: "
+                    f"{error.strerror}; is its disk or its network sound?"
+                ) from error
             if not got:
                 raise GgufError(
                     f"{self._paths[shard]}: ends at byte {offset + done} while it is loaded; "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from glm5_kernel.gguf.plan import ParameterPlan, Plan, make_plan
 from glm5_kernel.gguf.progress import Progress
 from glm5_kernel.gguf.shards import open_model
 from glm5_kernel.gguf.slicing import Shape, Slice, cut_columns, cut_rows, shape_of, whole
+from glm5_kernel.gguf.staging import OpenFiles
 from glm5_kernel.gguf.tiny.codec import decode, encode
 from glm5_kernel.gguf.tiny.recipes import PLAIN
 from glm5_kernel.gguf.tiny.reference import kv_b_proj, read_tensors
@@ -138,6 +140,30 @@ def test_a_file_cut_short_while_it_is_loaded(tmp_path: Path) -> None:
     target = torch.zeros(1, shape.rows, shape.columns // 32 * 34, dtype=torch.uint8)
     with pytest.raises(GgufError, match=r"m\.gguf: ends at byte \d+ while it is loaded"):
         fill(plan, [Fill(parameter.parts[0], target, whole(shape))], 1000)
+
+
+def test_a_disk_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which file and where; the system's own error names neither."""
+
+    def preadv(*_: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    path = tmp_path / "m.gguf"
+    path.write_bytes(bytes(9))
+    monkeypatch.setattr(os, "preadv", preadv)
+    with (
+        OpenFiles([str(path)]) as files,
+        pytest.raises(GgufError, match=r"m\.gguf: cannot be read at byte 3: Input/output error"),
+    ):
+        files.read(0, 3, np.zeros(4, dtype=np.uint8))
+
+
+def test_no_file_stays_open_where_one_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(FileNotFoundError), OpenFiles([str(tmp_path / "a"), str(tmp_path / "b")]):
+        pass
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 @pytest.mark.parametrize("kinds", [("Q8_0", "Q8_0", "Q4_0"), ("Q4_K", "Q6_K", "IQ4_XS")])

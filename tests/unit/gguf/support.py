@@ -134,8 +134,6 @@ def tensors_of(
         names += [f"blk.{layer}.attn_k_b.weight", f"blk.{layer}.attn_v_b.weight"]
         if layer >= hp.dense_layers:
             names.append(f"blk.{layer}.exp_probs_b.bias")
-        if layer >= hp.layers:
-            names.append(f"blk.{layer}.nextn.shared_head_norm.weight")
     rows = []
     for name in names:
         weight = weight_of(name, hp)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from glm5_kernel.gguf.errors import GgufError, some_of
+from glm5_kernel.gguf.folders import only_model
 from glm5_kernel.gguf.hyperparameters import contradictions, read_hyperparameters
 from glm5_kernel.gguf.inspect import main
 from glm5_kernel.gguf.layout import cut_problem, place
@@ -308,3 +309,17 @@ def test_types_that_nothing_decodes(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_a_vector_is_never_held_quantised() -> None:
     infos, _ = laid_out([("blk.0.attn_norm.weight", (512,), 8), ("output_norm.weight", (512,), 8)])
     assert [each.action for each in place(infos, SMALL, None)] == ["dequantised"] * 2
+
+
+def test_all_that_a_draft_needs_is_asked_for() -> None:
+    """vLLM's draft has a norm of its own before the head."""
+    name = "blk.3.nextn.shared_head_norm.weight"
+    tensors = {row[0]: TensorInfo(*row, 0) for row in tensors_of(SMALL) if row[0] != name}
+    assert tensor_problems(tensors, SMALL, mtp=True) == [f"1 tensors are missing: {name}"]
+    assert tensor_problems(tensors, SMALL, mtp=False) == []
+
+
+def test_a_folder_called_like_a_model_is_none(tmp_path: Path) -> None:
+    (tmp_path / "old.gguf").mkdir()
+    (path,) = write_model(tmp_path, SMALL)
+    assert only_model(tmp_path) == path

@@ -176,8 +176,6 @@ def _names(spec: TinySpec) -> list[str]:
         names += [f"blk.{layer}.attn_{half}.weight" for half in halves]
         if layer >= hp.dense_layers:
             names.append(f"blk.{layer}.exp_probs_b.bias")
-        if layer >= hp.layers:
-            names.append(f"blk.{layer}.nextn.shared_head_norm.weight")
     return sorted(names, key=_place)
 
 
