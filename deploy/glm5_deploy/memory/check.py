@@ -133,7 +133,10 @@ def model_place(host: Host, target: Target, peers: Peers | None) -> AbstractCont
         return nullcontext(there)
     if spec.source_host is not None and peers is not None:
         return _PeerPlace(peers, spec.source_host, spec.source_path, spec.name, spec.serve)
-    raise NotPlannedError(f"{there.label} is not there yet")
+    raise NotPlannedError(
+        f"{there.label} is not there yet",
+        "put the model's files there, or have `glm5-deploy model sync` bring them",
+    )
 
 
 class _PeerPlace(AbstractContextManager[Place]):

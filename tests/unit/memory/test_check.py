@@ -103,6 +103,9 @@ def test_files_that_are_not_there_yet(tmp_path: Path) -> None:
     host, names = on_host(tmp_path)
     (row,) = rows(FakeHost(), wanted(names[0]), with_gpus())
     assert row.status == "skipped"
+    with pytest.raises(NotPlannedError, match="is not there yet") as caught:
+        memory_plan(FakeHost(), wanted(names[0]).target, with_gpus())
+    assert "model sync" in (caught.value.hint or "")
     del host.files[FOLDER / names[2]]
     (row,) = rows(host, wanted(names[0]), with_gpus())
     assert row.status == "failed"
