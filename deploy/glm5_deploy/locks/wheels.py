@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import os
 import re
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,6 +25,7 @@ _COMING = re.compile(r"^(?:Collecting|Processing) (?P<what>\S+?)(?:==|-)(?P<vers
 _NEWEST_TAG = re.compile(r"^x86_64-manylinux_(\d+)_(\d+)$")
 _OLDEST = 5
 _AT_ONCE = 8
+_COMING_FOLDER = ".coming-"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _ROOM = "free some space there, or name a folder on a larger disk"
 
@@ -129,7 +133,7 @@ def fill(lock: Path, folder: Path, *, python: str, platform: str, told: Told) ->
     program = [*_program(), *_arguments(python, platform)]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(prefix=".coming-", dir=folder) as coming:
+        with _alone(folder), TemporaryDirectory(prefix=_COMING_FOLDER, dir=folder) as coming:
             for wheel in damaged(text, folder):
                 wheel.unlink()
             blocks = _blocks_of(text, look(text, folder).missing)
@@ -144,6 +148,27 @@ def fill(lock: Path, folder: Path, *, python: str, platform: str, told: Told) ->
     if found.missing:
         raise WheelhouseError(f"pip left out {', '.join(found.missing[:5])}")
     return found
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Keep other runs out, and remove what one that was killed has left.
+
+    Raises:
+        WheelhouseError: another run works there.
+    """
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            message = f"another run is filling {folder}"
+            raise WheelhouseError(message, "wait for it, or name another folder") from error
+        for left in folder.glob(f"{_COMING_FOLDER}*"):
+            shutil.rmtree(left, ignore_errors=True)
+        yield
+    finally:
+        os.close(handle)
 
 
 def _arguments(python: str, platform: str) -> list[str]:

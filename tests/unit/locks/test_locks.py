@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -241,6 +242,22 @@ def test_a_damaged_wheel_is_named_and_fetched_again(twenty: tuple[Path, dict[str
     assert cli(*words, **environment).returncode == 0
     assert wheel.read_text() == "p7"
     assert (folder / "asked").read_text().split()[-1] == "1"
+
+
+def test_one_run_at_a_time_fills_a_folder_and_clears_what_a_killed_one_left(
+    twenty: tuple[Path, dict[str, str]],
+) -> None:
+    folder, environment = twenty
+    words = ("wheelhouse", str(folder / "lock.txt"), "-o", str(folder / "w"))
+    (folder / "w" / ".coming-killed" / "wheels").mkdir(parents=True)
+    handle = os.open(folder / "w", os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    done = cli(*words, **environment)
+    assert done.returncode == 1
+    assert f"another run is filling {folder / 'w'}" in done.stderr
+    os.close(handle)
+    assert cli(*words, **environment).returncode == 0
+    assert len(list((folder / "w").iterdir())) == 20
 
 
 def test_a_full_disk_is_said(twenty: tuple[Path, dict[str, str]]) -> None:
