@@ -74,8 +74,7 @@ def test_a_server_that_forgets_or_has_another_cache_is_taken_back(
     cli: Cli, site: Site, gpu_host: GpuHost, fresh_host: BedHost
 ) -> None:
     gpu_host("rtx-pro-6000-x8")
-    site.override["smoke"]["kv_cache"] = "bf16"
-    set_faults(fresh_host, "forgets")
+    set_faults(fresh_host, "forgets", "wrong-cache")
     reverted = cli("up", "-i", site.write(), "--json", env=site.deployment.environment, expect=4)
     failed = {
         row["name"]: row["hint"]
@@ -173,12 +172,10 @@ def test_what_the_kernels_log_says_of_gpus(
     assert "journalctl -k --grep Xid" in told["hint"]
     assert "nvidia-smi --gpu-reset" in told["hint"]
 
-    # What was before the start does not count against the server; ECC errors do.
-    taken_back = rows(cli, site, "up", 4)["gpus"]
-    assert taken_back["detail"] == "GPU 5 has 3 uncorrected ECC errors"
-    wear_out(fresh_host, 5, 0)
+    # What was before the start does not count against the server.
     served = rows(cli, site, "up", 0)["gpus"]
-    assert served["detail"] == "8 × 83.0 to 83.0 of 96 GiB in use, no Xid"
+    assert served["status"] == "passed"
+    assert served["detail"].endswith("in use, no Xid, GPU 5 had ECC errors before")
 
     # After the start: whatever it is, on one of the server's GPUs.
     kernel_log.say(OFF_THE_BUS.format("67:00"))

@@ -38,6 +38,7 @@ Faults at start (read once):
     no-backend        ends with status 1 and "No valid attention backend found"
     ignore-sigterm    SIGTERM changes nothing: only SIGKILL ends it
     wrong-backend     the log names FLASHMLA instead of --backend
+    wrong-cache       the line of --kernel-line names bf16 instead of --kv-cache-dtype
 Faults while it runs (from --fault or --control):
     unhealthy         /health answers 503; everything else works
     dead-engine       /health answers 503, models are listed, generation answers 500
@@ -171,8 +172,9 @@ def load(options: Options) -> None:
         "cuda.py:507",
     )
     if options.args.kernel_line:
+        cache = "bf16" if "wrong-cache" in faults else options.args.kv_cache_dtype
         worker_log(
-            f"glm5_kernel: attention={backend} kv={options.args.kv_cache_dtype} indexer=triton",
+            f"glm5_kernel: attention={backend} kv={cache} indexer=triton",
             "plugin.py:1",
         )
     for shard in range(6):

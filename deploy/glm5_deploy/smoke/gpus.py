@@ -53,6 +53,8 @@ def gpus(context: Context) -> str:
     least, most = (pick(gpu.memory_used for gpu in used) / GIB for pick in (min, max))
     total = min(gpu.memory_total for gpu in used) / GIB
     said = "the kernel's log cannot be read here" if found.xids is None else "no Xid"
+    # Each would have left an Xid, and none is there since the start.
+    said += "".join(f", GPU {gpu.index} had ECC errors before" for gpu in used if gpu.ecc_errors)
     return f"{len(used)} × {least:.1f} to {most:.1f} of {total:.0f} GiB in use, {said}"
 
 
@@ -80,10 +82,12 @@ def _problem(used: list[Gpu], indices: list[int], found: Found) -> tuple[str, st
         hint = "`journalctl -k --grep Xid` on the host has more; see `logs --explain`, too"
         return f"Xid {xid.number} on {place} since the start: {meaning(xid.number)}", hint
     for gpu in used:
-        if gpu.ecc_errors:
+        if gpu.ecc_errors and found.xids is None:
             return (
-                f"GPU {gpu.index} has {gpu.ecc_errors} uncorrected ECC errors",
-                "its memory is damaged: reset it, and where they come back, replace it",
+                f"GPU {gpu.index} has {gpu.ecc_errors} uncorrected ECC errors, and the kernel's"
+                " log, which would say since when, cannot be read",
+                f"reset it (`nvidia-smi --gpu-reset -i {gpu.index}`); where they come back, replace"
+                " it",
             )
     idle = [gpu.index for gpu in used if gpu.memory_total and gpu.memory_used < USED_BYTES]
     idle += [index for index in indices if index not in {gpu.index for gpu in used}]

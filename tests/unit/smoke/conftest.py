@@ -20,6 +20,7 @@ from glm5_deploy.hosts.host import Result
 
 from tests.fakes import doctor as fakes
 
+UNREADABLE = "unreadable"
 FAKE = Path(__file__).parents[2] / "fakes" / "openai_server.py"
 
 
@@ -61,8 +62,11 @@ class LocalHost:
         return Result(command, 0 if self.journal else 1, self.journal, "")
 
     def _facts(self, mark: str) -> str:
-        """What the facts' runner prints for these outputs."""
-        parts = (f"\n{mark} out\n{text}\n{mark} err 0\n" for text in self.facts)
+        """What the facts' runner prints for these outputs; `UNREADABLE` is what has a status."""
+        parts = (
+            f"\n{mark} out\n{text}\n{mark} err {3 if text == UNREADABLE else 0}\n"
+            for text in self.facts
+        )
         return "".join(parts) + f"\n{mark} end\n"
 
 

@@ -203,7 +203,26 @@ def gpu_table(*used: int, ecc: int = 0) -> str:
             "failed",
             "Xid 79 on GPU 1 since",
         ),
-        ((gpu_table(90000, 88000, ecc=1), "", STARTED), "failed", "GPU 0 has 1 uncorrected ECC"),
+        (
+            (gpu_table(90000, 88000, ecc=1), "", STARTED),
+            "passed",
+            "no Xid, GPU 0 had ECC errors before, GPU 1 had ECC errors before",
+        ),
+        (
+            (gpu_table(90000, 88000, ecc=1), XID % "1799999500.0", STARTED),
+            "failed",
+            "Xid 79 on GPU 1 since",
+        ),
+        (
+            (gpu_table(90000, 88000, ecc=1), "unreadable", STARTED),
+            "failed",
+            "GPU 0 has 1 uncorrected ECC errors, and the kernel's log, which would say",
+        ),
+        (
+            (gpu_table(90000, 88000), "unreadable", STARTED),
+            "passed",
+            "the kernel's log cannot be read here",
+        ),
         ((gpu_table(90000, 2), "", STARTED), "failed", "GPU 1 is not used by the server"),
         ((gpu_table(90000), "", STARTED), "failed", "GPU 1 is not used"),
         ((gpu_table(90000), XID % "1799990000.0", STARTED), "failed", "GPU 1 is not used"),
