@@ -311,7 +311,30 @@ def _impossible(hp: Hyperparameters) -> list[str]:
             f"{prefix}.attention.indexer.types: layer 0 is shared, but there is none before it",
         ),
     )
-    return [f"metadata {text}" for good, text in checks if not good]
+    found = [f"metadata {text}" for good, text in checks if not good]
+    return found + [
+        f"metadata {prefix}.{key} is {value:g}; more than 0 is needed"
+        for key, value in _positive(hp).items()
+        if value <= 0
+    ]
+
+
+def _positive(hp: Hyperparameters) -> dict[str, float]:
+    """What no tensor's dimensions tell, or what would be divided by."""
+    values: dict[str, float] = {
+        "attention.head_count": hp.heads,
+        "attention.kv_lora_rank": hp.kv_lora,
+        "rope.dimension_count": hp.rope,
+        "rope.freq_base": hp.rope_theta,
+        "attention.layer_norm_rms_epsilon": hp.eps,
+        "context_length": hp.context,
+        "expert_used_count": hp.experts_used,
+    }
+    if hp.indexer is not None:
+        values["attention.indexer.head_count"] = hp.indexer.heads
+        values["attention.indexer.key_length"] = hp.indexer.head_dim
+        values["attention.indexer.top_k"] = hp.indexer.topk
+    return values
 
 
 def pattern_of(types: tuple[object, ...] | list[object]) -> str:

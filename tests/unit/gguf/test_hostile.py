@@ -163,6 +163,11 @@ def test_a_config_of_wrong_kinds(config: dict[str, Any], message: str) -> None:
         ({"block_count": (1 << 60) + 1, "nextn_predict_layers": 1 << 60}, "at most 4096"),
         ({"attention.layer_norm_rms_epsilon": float("nan")}, "epsilon is nan; a number is needed"),
         ({"rope.freq_base": float("inf")}, "freq_base is inf; a number is needed"),
+        ({"rope.freq_base": -1.0}, r"rope\.freq_base is -1; more than 0 is needed"),
+        ({"attention.layer_norm_rms_epsilon": 0.0}, "epsilon is 0; more than 0 is needed"),
+        ({"attention.head_count": 0}, r"attention\.head_count is 0; more than 0 is needed"),
+        ({"attention.indexer.top_k": 0}, r"indexer\.top_k is 0; more than 0 is needed"),
+        ({"context_length": 0}, "context_length is 0; more than 0 is needed"),
     ],
 )
 def test_metadata_that_cannot_be(metadata: dict[str, Any], message: str) -> None:
