@@ -19,6 +19,9 @@ _SIZES = (*_PARALLEL, "max-model-len", "max-num-seqs", "max-num-batched-tokens",
 _ELSEWHERE = ("config", "nnodes", "data-parallel-size-local", "data-parallel-address")
 """Arguments that leave the numbers to a file, or spread the server over several hosts."""
 
+_KERNEL_CACHES = ("auto", "float16", "bfloat16", "fp8_ds_mla")
+"""As `glm5_kernel.attention.backend` supports them; a test compares the two."""
+
 _UNITS = {"": 1, "k": 1000, "K": 1024, "m": 1000**2, "M": 1024**2}
 """As vLLM reads numbers (vllm/engine/arg_utils.py, `human_readable_int`)."""
 
@@ -46,6 +49,7 @@ def serving_problems(profile: Node, read: Profile) -> list[ConfigProblem]:
         *_shares(arguments),
         *_batches(arguments),
         *_lengths(profile, read, arguments),
+        *_kernel_cache(read, arguments),
         *_expected(profile, read, arguments),
     ]
 
@@ -134,6 +138,18 @@ def _lengths(
             f"{needle.tokens} tokens and an answer of {needle.max_tokens} are more than"
             f" max-model-len: {context:g}",
             f"set smoke.needle.tokens to {most} at most, or smoke.needle: null",
+        )
+
+
+def _kernel_cache(read: Profile, arguments: Mapping[str, Node]) -> Iterator[ConfigProblem]:
+    """The attention of glm5-kernel takes few caches, and says so when the server starts."""
+    node, backend = arguments.get("kv-cache-dtype"), _text(arguments, "attention-backend") or ""
+    if node is None or not read.engine.kernel or backend.upper() != "CUSTOM":
+        return
+    if node.text not in _KERNEL_CACHES:
+        yield node.problem(
+            f"glm5-kernel's attention (CUSTOM) takes {', '.join(_KERNEL_CACHES)};"
+            f" found {describe(node)}"
         )
 
 

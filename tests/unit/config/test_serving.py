@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from pathlib import Path
 
 import pytest
 import yaml
 from glm5_deploy.config.load import adhoc
+from glm5_deploy.config.serving import _KERNEL_CACHES
 
+BACKEND = Path(__file__).parents[3] / "kernel" / "glm5_kernel" / "attention" / "backend.py"
 VLLM = ["/opt/vllm/bin/vllm", "serve", "{model}"]
 
 
@@ -41,3 +45,8 @@ def test_agrees(
     path = tmp_path / "p.yml"
     path.write_text(yaml.safe_dump(profile))
     assert adhoc("root@192.0.2.1", str(path)).profile.gpus.count == count
+
+
+def test_the_kernels_caches_are_its_own() -> None:
+    (line,) = re.findall(r"supported_kv_cache_dtypes\b.*= (\[.*\])", BACKEND.read_text())
+    assert list(_KERNEL_CACHES) == ast.literal_eval(line)
