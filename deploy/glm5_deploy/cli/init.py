@@ -113,7 +113,10 @@ def _missing_values(
         raise UsageError(
             f"the profile {name} needs a value for {', '.join(missing)}", f"add {flags}"
         )
-    return {variable: read_value(_ask(f"{variable} (of {name})", None)) for variable in missing}
+    return {
+        variable: read_value(_ask(f"{variable} ({key} of {name})", None))
+        for variable, key in missing.items()
+    }
 
 
 def _ask(question: str, default: str | None) -> str:

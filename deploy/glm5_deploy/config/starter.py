@@ -9,7 +9,7 @@ from pathlib import Path
 
 from glm5_deploy.config import emit
 from glm5_deploy.config.address import Address, parse_address
-from glm5_deploy.config.errors import ConfigErrors
+from glm5_deploy.config.errors import ConfigErrors, shown_path
 from glm5_deploy.config.node import Node, Scalar
 from glm5_deploy.config.templates import is_template
 from glm5_deploy.config.yaml import parse
@@ -129,12 +129,18 @@ def read_value(text: str) -> Scalar:
     return node.value
 
 
-def required_variables(profile: Node) -> list[str]:
-    """Variables that a profile's templates name and give no default for."""
-    texts = [node.text for node in profile.scalars() if node.text and is_template(node.text)]
-    return list(dict.fromkeys(name for text in texts for name in _REQUIRED.findall(text)))
+def required_variables(profile: Node) -> dict[str, str]:
+    """Variables that a profile's templates name and give no default for, each with the key that
+    first names it.
+    """
+    found: dict[str, str] = {}
+    for node in profile.scalars():
+        if node.text and is_template(node.text):
+            for name in _REQUIRED.findall(node.text):
+                found.setdefault(name, shown_path(node.path))
+    return found
 
 
-def missing_variables(profile: Node, given: Sequence[str]) -> list[str]:
+def missing_variables(profile: Node, given: Sequence[str]) -> dict[str, str]:
     """Those of `required_variables` that were not given."""
-    return [name for name in required_variables(profile) if name not in given]
+    return {name: key for name, key in required_variables(profile).items() if name not in given}

@@ -201,6 +201,7 @@ def test_init_asks_for_the_variables_of_a_profile() -> None:
     Path("profiles/p.yml").write_text(f"{PROFILE}serve: {{port: '{{{{ vars.port }}}}'}}\n")
     result = run("init", answers="root@192.0.2.1\n\n\np\n8001\n")
     assert result.exit_code == 0, result.stderr
+    assert "port (serve.port of p)" in result.stderr
     assert resolve(load_inventory(Path("inventory.yml")))[0].profile.serve.port == 8001
 
 
