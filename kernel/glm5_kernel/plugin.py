@@ -121,8 +121,6 @@ def _indexer(settings: Settings) -> Part:
 
 
 def _gguf(settings: Settings) -> Part:
-    if part := _meaningless("gguf", settings):
-        return part
     from glm5_kernel.gguf.cpu.install import install_operations, needs_operations
     from glm5_kernel.gguf.install import PLUGIN, TRIGGER, install_loader
 
@@ -133,4 +131,7 @@ def _gguf(settings: Settings) -> Part:
     when_imported(TRIGGER, install_loader)
     if needs_operations():
         install_operations()
-    return Part("gguf", "registered", "loads GLM-5 and DeepSeek-V3; other models are the plugin's")
+    # Other models in GGUF may need what has been put in place; those of ours are refused.
+    return _meaningless("gguf", settings) or Part(
+        "gguf", "registered", "loads GLM-5 and DeepSeek-V3; other models are the plugin's"
+    )

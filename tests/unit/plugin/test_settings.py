@@ -121,3 +121,12 @@ def test_the_part_is_left_out_and_the_others_are_not() -> None:
         "indexer": "refused",
         "gguf": "stock",
     }
+
+
+def test_what_other_models_in_gguf_need_is_put_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU the GGUF plugin itself needs our operations, whatever the model."""
+    hooked: list[str] = []
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: object())
+    monkeypatch.setattr(plugin, "when_imported", lambda name, _: hooked.append(name))
+    part = plugin._gguf(Settings(problems={"gguf": "GLM5_GGUF=x: must be one of auto, stock"}))
+    assert (part.state, hooked) == ("refused", ["vllm_gguf_plugin.plugin"])
