@@ -122,18 +122,24 @@ def _rounded(value: Any) -> Any:  # noqa: ANN401  # of JSON
     return round(value, 3) if isinstance(value, float) else value
 
 
-def rows(results: Sequence[Result], smoke: Smoke, limit: int) -> tuple[Check, ...]:
-    """A check for each load that was not measured, and for each limit of the profile."""
-    return (*_unmeasured(results, limit), *_floors(results, smoke))
+def rows(results: Sequence[Result], smoke: Smoke, limit: int, host: str) -> tuple[Check, ...]:
+    """A check for each load that was not measured, and for each limit of the profile.
+
+    Args:
+        limit: seconds that all loads had.
+        host: for hints.
+    """
+    return (*_unmeasured(results, limit, host), *_floors(results, smoke))
 
 
-def _unmeasured(results: Iterable[Result], limit: int) -> Iterable[Check]:
+def _unmeasured(results: Iterable[Result], limit: int, host: str) -> Iterable[Check]:
     more = f"--limit {2 * limit}, or fewer --requests"
     for result in results:
         if result.status in ("stopped", "skipped"):
             yield Check(result.name, "warning", result.error or "", more)
         elif result.status == "failed":
-            yield Check(result.name, "failed", result.error or "", "glm5-deploy logs --explain")
+            hint = f"glm5-deploy logs --host {host} --explain"
+            yield Check(result.name, "failed", result.error or "", hint)
 
 
 def _floors(results: Iterable[Result], smoke: Smoke) -> Iterable[Check]:

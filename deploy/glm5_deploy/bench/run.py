@@ -130,9 +130,10 @@ class BenchRun:
             raise
 
     def _outcome(self, served: Served) -> HostOutcome:
-        checks = rows(self.results.loads, self.target.profile.smoke, self.wanted.limit)
+        name, smoke = self.host.name, self.target.profile.smoke
+        checks = rows(self.results.loads, smoke, self.wanted.limit, name)
         return HostOutcome(
-            self.host.name,
+            name,
             "failed" if (error := _error(self.results, checks)) else "unchanged",
             release=served.release,
             checks=checks,

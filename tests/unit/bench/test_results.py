@@ -39,7 +39,7 @@ def results(*lines: str) -> Results:
 
 
 def checks(found: Results, **smoke: Any) -> list[tuple[str, str, str]]:  # noqa: ANN401
-    judged = rows(found.loads, Smoke.model_validate(smoke), 900)
+    judged = rows(found.loads, Smoke.model_validate(smoke), 900, "bw1")
     return [(row.name, row.status, row.detail) for row in judged]
 
 
@@ -80,8 +80,8 @@ def test_limits_are_for_one_stream(
 
 
 def test_the_rows_say_figures_and_limits() -> None:
-    rows_ = checks(results(line(1, 1000)), min_tokens_per_second=50, max_ttft_seconds=2)
-    assert rows_ == [
+    judged = checks(results(line(1, 1000)), min_tokens_per_second=50, max_ttft_seconds=2)
+    assert judged == [
         ("one stream", "failed", "1 × 1000: 40.0 tokens/s after the first, at least 50 wanted"),
         ("first token", "passed", "1 × 1000: first token after 0.350 s, at most 2 s wanted"),
     ]
@@ -98,8 +98,10 @@ def test_what_was_not_measured_is_a_row() -> None:
         ("8 × 1000", "warning", "not done in the 3 s that were left for it"),
         ("64 × 1000", "warning", "no time was left for it"),
     ]
-    hints = {row.hint for row in rows(found.loads, Smoke(), 900)}
-    assert "--limit 1800, or fewer --requests" in hints
+    hints = {row.hint for row in rows(found.loads, Smoke(), 900, "bw1")}
+    assert hints == {
+        "glm5-deploy logs --host bw1 --explain", "--limit 1800, or fewer --requests"
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("width", [80, 120])
