@@ -97,7 +97,7 @@ case $part in
     workers=()
     python3 -c 'import xdist' 2> /dev/null && workers=(-n 8)
     pytests most "${workers[@]}" tests/gpu/test_indexer_ops.py tests/gpu/test_gguf_ops.py \
-      tests/gpu/test_gguf_loading.py "$@"
+      tests/gpu/test_gguf_loading.py tests/gpu/test_warmup.py "$@"
     most=$?
     pytests doctor tests/gpu/test_doctor.py || exit
     exit $most

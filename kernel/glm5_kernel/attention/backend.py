@@ -18,7 +18,9 @@ from glm5_kernel.attention.limits import Case, row_values, unsupported
 from glm5_kernel.attention.workspace import DETERMINISTIC_TOKENS, reserve, take
 from glm5_kernel.compat import api
 from glm5_kernel.ops.sparse_mla import sparse_mla
+from glm5_kernel.ops.warmup import warm_attention
 from glm5_kernel.report import report_attention
+from glm5_kernel.warming import warm_once
 
 BLOCK_SIZE = 64
 """The block table is shared with the indexer's cache, which vLLM allows only this on CUDA."""
@@ -178,6 +180,22 @@ class TritonMLASparseImpl(api.SparseMLACommonImpl):
             latent_dim=self.kv_lora_rank, deterministic=self._deterministic,
         )  # fmt: skip
         report_attention(NAME, kv_cache_dtype, config.model_config.dtype)
+        self._warm_up(
+            config.scheduler_config.max_num_batched_tokens,
+            num_heads,
+            config.model_config.dtype,
+            fp8=kv_cache_dtype == "fp8_ds_mla",
+        )
+
+    def _warm_up(self, max_tokens: int, heads: int, dtype: torch.dtype, *, fp8: bool) -> None:
+        buffer = self.topk_indices_buffer
+        given = (max_tokens, heads, buffer.shape[-1], dtype, buffer.device)
+        more = {
+            "fp8": fp8, "latent_dim": self.kv_lora_rank, "rope_dim": self.qk_rope_head_dim,
+            "deterministic": self._deterministic,
+        }  # fmt: skip
+        key = (*given, *more.values())
+        warm_once("attention", key, lambda: warm_attention(*given, **more))
 
     def forward_mqa(
         self,

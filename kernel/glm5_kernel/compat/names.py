@@ -92,6 +92,7 @@ INDEXER = (
     Need(
         _INDEXER, "SparseAttnIndexer.forward_cuda", ("hidden_states", "q_quant", "k", "weights"),
     ),
+    Need("vllm.config", "VllmConfig.num_speculative_tokens"),
     Need("vllm.model_executor.custom_op", "CustomOp.register_oot", ("name",)),
     Need("vllm.model_executor.custom_op", "op_registry_oot"),
     Need("vllm.config.compilation", "CompilationConfig._attention_ops"),

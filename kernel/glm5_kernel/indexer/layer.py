@@ -57,8 +57,10 @@ class TritonSparseAttnIndexer(stock.SparseAttnIndexer):
         self.topk_indices_buffer = topk_indices_buffer
         self.skip_k_cache_insert = skip_k_cache_insert
         _check(use_fp4_cache)
-        scheduler = api.get_current_vllm_config().scheduler_config
-        op.prepare(topk_indices_buffer.device, scheduler.max_num_batched_tokens)
+        config = api.get_current_vllm_config()
+        drafts = config.num_speculative_tokens
+        rows = config.scheduler_config.max_num_batched_tokens
+        op.prepare(topk_indices_buffer.device, rows, 1 + drafts)
         _leave_deep_gemm_alone()
 
     def forward_cuda(

@@ -15,6 +15,8 @@ from torch.library import Library
 from glm5_kernel.compat import api
 from glm5_kernel.ops.indexer import decode_topk, prefill_topk
 from glm5_kernel.ops.topk import workspace_bytes
+from glm5_kernel.ops.warmup import warm_indexer
+from glm5_kernel.warming import warm_once
 
 _library = Library("glm5_kernel", "FRAGMENT")  # type: ignore[no-untyped-call]
 _COLUMNS = 256
@@ -22,13 +24,16 @@ _COLUMNS = 256
 
 
 _workspaces: dict[torch.device, Tensor] = {}
+_decoded: dict[torch.device, int] = {}
+"""Tokens that a request decodes at a time."""
 
 
-def prepare(device: torch.device, max_rows: int) -> None:
+def prepare(device: torch.device, max_rows: int, next_n: int) -> None:
     """Make the top-k's workspace, before any CUDA graph is captured; one serves all layers.
 
     It starts as zeros and keeps its state between calls, so it cannot come from the shared pool.
     """
+    _decoded[device] = max(next_n, _decoded.get(device, 1))
     needed = workspace_bytes(max_rows, device=device)
     found = _workspaces.get(device)
     if found is None or found.numel() < needed:
@@ -77,6 +82,8 @@ def sparse_attn_indexer(
     attn_metadata = api.get_forward_context().attn_metadata
     if not isinstance(attn_metadata, dict):
         _reserve(max_total_seq_len, head_dim, hidden_states)
+        longest = (max_model_len, max_total_seq_len)
+        _warm_up(q_quant.shape[1], topk_tokens, longest, topk_indices_buffer)
         return topk_indices_buffer
     metadata = attn_metadata[api._resolve_layer_name(k_cache_prefix)]
     if not skip_k_cache_insert:
@@ -133,6 +140,15 @@ def _reserve(rows: int, head_dim: int, hidden_states: Tensor) -> None:
     _gather_buffers(rows, head_dim)
     limit = int(api.envs.VLLM_SPARSE_INDEXER_MAX_LOGITS_MB) * 2**20
     torch.empty(limit, dtype=torch.uint8, device=hidden_states.device)
+
+
+def _warm_up(heads: int, topk: int, longest: tuple[int, int], buffer: Tensor) -> None:
+    """Compile what a batch may need: contexts that are decoded, and keys of a prefill, so long."""
+    rows, device = buffer.shape[0], buffer.device
+    context, next_n = -(-longest[0] // _COLUMNS) * _COLUMNS, _decoded.get(device, 1)
+    given = (rows, context, longest[1], heads, topk, next_n, device)
+    workspace = _workspaces.get(device)
+    warm_once("indexer", given, lambda: warm_indexer(*given, workspace=workspace))
 
 
 def _width(max_seq_len: int, max_model_len: int) -> int:

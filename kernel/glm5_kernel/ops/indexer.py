@@ -135,6 +135,8 @@ def _chunks(
     require(room >= width or count == 0, name, f"room for {room} scores",
             f"at least {width}, those of one")  # fmt: skip
     step = max(1, min(count, room // max(1, width)))
+    # Slices then begin at multiples of 16 bytes: others would be compiled for while serving.
+    step -= step % 4 if 4 <= step < count else 0
     if logits is None:
         logits = torch.empty(step * width if count else 0, dtype=torch.float32, device=device)
     return step, logits

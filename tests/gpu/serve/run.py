@@ -39,6 +39,8 @@ sys.path.insert(0, str(HERE.parent))
 from serve import ask, cases, model, parity, profiles, servers  # noqa: E402
 
 ROOT = HERE.parents[2]
+COMPILED = re.compile(r"JIT compilation during inference: (\w+)")
+OURS = {"split_kernel", "merge_kernel", "paged_kernel", "prefill_kernel", "topk_kernel"}
 NOTES = re.compile(r"Mean acceptance length: [\d.]+.*?(?=, Per-position|$)", re.MULTILINE)
 STAGGER = 0.3  # seconds between starts
 MEASURED = ("throughput", "profile")
@@ -222,6 +224,9 @@ def gather(session: Session, case: cases.Case, server: servers.Server, seconds: 
     session.keep_log(server, 12)
     session.save()
     session.say(f"{case.name}: asked in {answer['seconds']} s")
+    late = sorted(OURS.intersection(COMPILED.findall(server.text())))
+    if late:
+        raise servers.ServerError(f"{case.name}: compiled while serving: {', '.join(late)}")
 
 
 def known(session: Session, case: cases.Case) -> bool:

@@ -1,0 +1,158 @@
+"""Compile the kernels in every form that a server may need, before it serves.
+
+A form that is met first while serving is compiled then, and every request waits for it: a second or
+two each. Forms follow from the shapes of a call; here each is called once with a token or two that
+have nothing to read. Triton keeps what it compiled on disk, so a later start finds it there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from glm5_kernel.ops.configs import Kv, Plan, plan
+from glm5_kernel.ops.indexer_configs import PAGED, TopkPlan, topk_plan
+from glm5_kernel.ops.indexer_logits import PAGE, mqa_logits, paged_mqa_logits
+from glm5_kernel.ops.layouts import Fp8Layout
+from glm5_kernel.ops.sparse_mla import device_table, sparse_mla
+from glm5_kernel.ops.topk import topk_indices
+
+
+def attention_plans(
+    device: torch.device, kv: Kv, max_tokens: int, heads: int, topk: int, *, deterministic: bool
+) -> list[Plan]:
+    """A plan of each form among calls of up to `max_tokens` tokens with a block table."""
+    arch, hardware = device_table(device)
+    found: dict[tuple[object, ...], Plan] = {}
+    for tokens in range(1, max_tokens + 1):
+        chosen = plan(
+            arch, kv, tokens, heads, topk, hardware, block_table=True, deterministic=deterministic
+        )
+        padded = 1 << (chosen.parts - 1).bit_length()
+        found.setdefault((chosen.config, chosen.spans, padded), chosen)
+    return list(found.values())
+
+
+def warm_attention(
+    max_tokens: int,
+    heads: int,
+    topk: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    fp8: bool,
+    latent_dim: int = 512,
+    rope_dim: int = 64,
+    deterministic: bool = False,
+) -> int:
+    """Compile `sparse_mla` for a server.
+
+    Args:
+        max_tokens: of a batch.
+        heads: query heads of a rank.
+        topk: width of the indices.
+        dtype: of queries, and of the KV cache where it is not fp8.
+        fp8: whether the KV cache is fp8_ds_mla.
+
+    Returns:
+        Forms that were called.
+    """
+    plans = attention_plans(
+        device, "fp8" if fp8 else "16bit", max_tokens, heads, topk, deterministic=deterministic
+    )
+    q = torch.zeros(1, heads, latent_dim + rope_dim, dtype=dtype, device=device)
+    row = Fp8Layout(latent_dim, rope_dim).row_bytes if fp8 else latent_dim + rope_dim
+    cache = torch.zeros(1, PAGE, row, dtype=torch.uint8 if fp8 else dtype, device=device)
+    indices = torch.full((1, topk), -1, dtype=torch.int32, device=device)
+    nothing = torch.zeros(1, 4, dtype=torch.int32, device=device)
+    for chosen in plans:
+        sparse_mla(
+            q, cache, indices, 1.0, latent_dim=latent_dim, rope_dim=rope_dim,
+            block_table=nothing, request_ids=nothing[0, :1], force_plan=chosen,
+        )  # fmt: skip
+    return len(plans)
+
+
+def topk_plans(
+    device: torch.device, rows: int, widths: Iterable[int]
+) -> list[tuple[int, TopkPlan]]:
+    """A width and a plan of each form among calls of up to `rows` rows of these widths."""
+    arch, hardware = device_table(device)
+    found: dict[tuple[object, ...], tuple[int, TopkPlan]] = {}
+    for width in widths:
+        for number in _numbers(rows, hardware.processors):
+            chosen = topk_plan(arch, number, width, hardware.processors)
+            form = (chosen.config, chosen.split, chosen.config.sample(width))
+            found.setdefault(form, (width, chosen))
+    return list(found.values())
+
+
+def _numbers(rows: int, processors: int) -> list[int]:
+    """Numbers of rows, up to `rows`, around those at which the plan changes."""
+    wanted = {1, processors // 2, processors, processors + 1, 2 * processors, 2 * processors + 1}
+    return sorted({min(each, rows) for each in (*wanted, rows) if each > 0})
+
+
+def widths_up_to(longest: int) -> list[int]:
+    """Widths of rows, up to `longest`, around those at which the top-k's form changes."""
+    wanted = (256, 4096, 4352, 8192, 65_536, 65_792)
+    return sorted({min(each, longest) for each in (*wanted, longest)})
+
+
+def warm_indexer(
+    max_rows: int,
+    max_context: int,
+    max_keys: int,
+    heads: int,
+    topk: int,
+    next_n: int,
+    device: torch.device,
+    *,
+    workspace: Tensor | None = None,
+) -> int:
+    """Compile the indexer's kernels for a server.
+
+    Args:
+        max_rows: tokens of a batch.
+        max_context: columns of decoded tokens' scores.
+        max_keys: the most keys of a prefill's chunk.
+        heads: of the indexer.
+        next_n: tokens that a request decodes at a time.
+        workspace: the top-k's, see `topk_indices`.
+
+    Returns:
+        Forms that were called.
+    """
+    called = _warm_logits(heads, sorted({1, next_n}), device)
+    ends = torch.zeros(1, 1, dtype=torch.int32, device=device)
+    for starts, longest in ((None, max_context), (ends[0], max_keys)):
+        for width, chosen in topk_plans(device, max_rows, widths_up_to(longest)):
+            some = torch.zeros(1, width, dtype=torch.float32, device=device)
+            last = ends if starts is None else ends[0]
+            topk_indices(
+                some, topk, starts=starts, ends=last, workspace=workspace, force_plan=chosen
+            )
+            called += 1
+    return called
+
+
+def _warm_logits(heads: int, tokens: list[int], device: torch.device) -> int:
+    """Scores of no key, for decoded tokens and for a prefill."""
+    e4m3 = torch.float8_e4m3fn
+    none = torch.zeros(1, 4, dtype=torch.int32, device=device)
+    cache = torch.zeros(1, PAGE, 132, dtype=torch.uint8, device=device)
+    configs = PAGED[device_table(device)[0]]
+    for count in tokens:
+        q = torch.zeros(1, count, heads, 128, device=device).to(e4m3)
+        weights = torch.zeros(count, heads, device=device)
+        lengths = torch.zeros(1, count, dtype=torch.int32, device=device)
+        for config in configs:
+            paged_mqa_logits(
+                q, cache, weights, lengths, none, max_context=PAGE, force_config=config
+            )
+    key = torch.zeros(1, 128, device=device).to(e4m3)
+    q, weights = torch.zeros(1, heads, 128, device=device), torch.zeros(1, heads, device=device)
+    mqa_logits(q.to(e4m3), key, torch.zeros(1, device=device), weights, none[0, :1], none[0, :1])
+    return len(tokens) * len(configs) + 1

@@ -1,0 +1,69 @@
+"""What is compiled before serving: every form that calls of a server take, and nothing is read."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from glm5_kernel.ops import indexer, warmup
+from glm5_kernel.ops.configs import SHARED, Device, Kv, plan
+from glm5_kernel.ops.indexer_configs import topk_plan
+from hypothesis import given
+from hypothesis import strategies as st
+
+CPU = torch.device("cpu")
+GPUS = {"sm90": 132, "sm120": 188, "sm89": 142, "sm100": 148}
+
+
+@pytest.fixture(params=sorted(GPUS))
+def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[str, Device]:
+    found = request.param, Device(GPUS[request.param], SHARED[request.param])
+    monkeypatch.setattr(warmup, "device_table", lambda _: found)
+    return found
+
+
+@pytest.mark.parametrize(("kv", "heads", "topk"), [("16bit", 8, 2048), ("fp8", 64, 512)])
+def test_attention_has_every_form(gpu: tuple[str, Device], kv: Kv, heads: int, topk: int) -> None:
+    arch, device = gpu
+    plans = warmup.attention_plans(CPU, kv, 4096, heads, topk, deterministic=False)
+    forms = {(each.config, each.spans, (each.parts - 1).bit_length()) for each in plans}
+    assert len(forms) == len(plans) < 12
+    for tokens in (1, 2, 3, 7, 16, 33, 64, 100, 129, 500, 1000, 2048, 4096):
+        chosen = plan(arch, kv, tokens, heads, topk, device, block_table=True)
+        assert (chosen.config, chosen.spans, (chosen.parts - 1).bit_length()) in forms
+
+
+CASES = st.tuples(st.integers(1, 8192), st.integers(1, 200_000))
+
+
+def test_the_top_k_has_every_form(gpu: tuple[str, Device]) -> None:
+    arch, device = gpu
+    plans = warmup.topk_plans(CPU, 8192, warmup.widths_up_to(200_000))
+    forms = {(each.config, each.split, each.config.sample(width)) for width, each in plans}
+
+    @given(CASES)
+    def check(case: tuple[int, int]) -> None:
+        rows, width = case
+        chosen = topk_plan(arch, rows, width, device.processors)
+        assert (chosen.config, chosen.split, chosen.config.sample(width)) in forms
+
+    check()
+
+
+@pytest.mark.parametrize("fp8", [False, True])
+def test_attention_is_called_with_nothing_to_read(fp8: bool) -> None:
+    called = warmup.warm_attention(40, 16, 70, torch.bfloat16, CPU, fp8=fp8)
+    assert called == len(
+        warmup.attention_plans(
+            CPU, "fp8" if fp8 else "16bit", 40, 16, 70, deterministic=False
+        )
+    )  # fmt: skip
+
+
+def test_the_indexer_is_called_with_nothing_to_read() -> None:
+    assert warmup.warm_indexer(20, 300, 900, 32, 16, 2, CPU) >= 5
+
+
+def test_chunks_begin_at_multiples_of_16_bytes() -> None:
+    for room, wanted in ((10, 8), (7, 4), (3, 3), (1, 1), (1000, 21)):
+        step, _ = indexer._chunks(21, 5, None, room * 5 * 4, CPU)
+        assert step == wanted
