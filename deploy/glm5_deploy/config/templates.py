@@ -151,4 +151,7 @@ def _nearest(used: str, missing: str, known: list[str]) -> str:
     near = same or difflib.get_close_matches(used, known, 1, 0.6)
     if near:
         return f"did you mean `{near[0]}`?"
-    return f"known: {', '.join(known)}" if known else "no variables are defined"
+    told = f"known: {', '.join(known)}" if known else "no variables are defined"
+    if used.startswith("vars."):
+        return f"give `{missing}` a value under `vars` in the inventory; {told}"
+    return told
