@@ -57,7 +57,7 @@ def shown_commands(text: str) -> list[Shown]:
 
 def plain(text: str) -> str:
     """Without figures, rules and spacing."""
-    return " ".join(re.sub(r"[─✗±!]|[\d.,]+|\b[0-9a-f]{12}\b", " ", text).split())
+    return " ".join(re.sub(r"\b[0-9a-f]{12}\b|[─✗±!]|[\d.,]+", " ", text).split())
 
 
 def compare(shown: Shown, done: CliResult) -> None:
