@@ -7,9 +7,8 @@
 #   pytest       tests on the GPU; those of the doctor alone, last: they fill the GPU
 #   doctor       the latter alone
 #   indexer      the indexer's benchmark; needs the GPU for itself
-#   serve        our attention and indexer against stock vLLM, with throughput
-#   parity       the same without throughput
-#   throughput   that alone
+#   parity       our attention and indexer against stock vLLM: the same answers
+#   throughput   and as fast
 #   stress       our servers under long prompts, five rounds: does one hang?
 #   profile      what the kernels of ours and of stock take
 #   gguf         GLM-5 from GGUF against transformers
@@ -107,7 +106,6 @@ case $part in
     on_site python3 benchmarks/indexer.py --replays 1 > "$out/warm.txt"
     on_site python3 benchmarks/indexer.py --output "$out/indexer-h200.json" "$@"
     ;;
-  serve) serve --part throughput --part stock --part ours "$@" ;;
   throughput) serve --part throughput "$@" ;;
   parity) serve --part stock --part ours "$@" ;;
   stress)

@@ -15,7 +15,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.gpu.serve import ask, cases, model, page, parity, profiles, prompts, servers, throughput
+from tests.gpu.serve import (
+    ask,
+    cases,
+    model,
+    page,
+    parity,
+    profiles,
+    prompts,
+    run,
+    servers,
+    throughput,
+)
 
 FAKE = Path(__file__).parents[1] / "fakes" / "completions_server.py"
 COLUMNS = ("kv", "graphs", "prefix", "chunk", "topk", "mqa", "drafts")
@@ -89,9 +100,9 @@ def test_a_profile_adds_up_kernels_and_counts_overlapping_ones_once(tmp_path: Pa
     assert found["steps"] == 2
     assert (found["wall_us"], found["busy_us"], found["launches"]) == (20.0, 14.5, 2.0)
     assert found["kernels"][0] == {"name": "a", "us": 10.0, "calls": 1.0}
-    assert "decode 8 x 1" in profiles.table(
-        [{"impl": "x", "what": "decode", "concurrency": 8, "prompt_tokens": 1, **found}]
-    )
+    row = {"impl": "ours-fp8", "what": "decode", "concurrency": 8, "prompt_tokens": 1, **found}
+    assert "decode 8 x 1" in profiles.table([row])
+    assert page.kernels_table([row]).splitlines()[-1] == "| decode, 8 × 1 | 14 |"
 
 
 # Comparisons
@@ -179,8 +190,8 @@ def test_the_page_shows_ratios_and_what_is_missing() -> None:
         "parity": found,
         "judged": parity.judged(found),
         "throughput": [
-            {**row, "impl": "flashmla-bf16", "tokens_per_s": 100.0},
-            {**row, "impl": "ours-bf16", "tokens_per_s": 99.0},
+            {**row, "impl": "flashmla-bf16", "tokens_per_s": 100.0, "rounds": [100.0]},
+            {**row, "impl": "ours-bf16", "tokens_per_s": 99.0, "rounds": [99.0]},
         ],
     }
     text = page.text(document)
@@ -202,6 +213,36 @@ def test_the_file_is_read_by_safetensors() -> None:
     load = pytest.importorskip("safetensors.numpy").load
     values = np.arange(6, dtype=np.float32).reshape(2, 3)
     assert load(model.safetensors({"a": ("F32", values)}))["a"].tolist() == values.tolist()
+
+
+def tensor(values: list[float]) -> tuple[str, tuple[int, ...], bytes]:
+    array = np.array(values, np.float32)
+    return "F32", array.shape, array.tobytes()
+
+
+def test_a_deep_model_repeats_layers_and_their_indexers() -> None:
+    names = {f"model.layers.{layer}.norm.weight": tensor([layer]) for layer in range(model.LAYERS)}
+    data = model.written({"head": tensor([9]), **names})
+    deep = model.deepened(data, 8)
+    size = int.from_bytes(deep[:8], "little")
+    header = json.loads(deep[8 : 8 + size])
+    found = {}
+    for name, each in header.items():
+        first, last = (8 + size + offset for offset in each["data_offsets"])
+        found[name] = np.frombuffer(deep[first:last], np.float32).tolist()
+    layers = [found[f"model.layers.{layer}.norm.weight"][0] for layer in range(8)]
+    assert layers == [0, 1, 2, 3, 1, 2, 3, 1]
+    assert found["head"] == [9]
+    assert model.pattern(8) == "FFSFFSFF"
+    assert model.config(2048, 8)["num_hidden_layers"] == len(model.config(2048, 8)["indexer_types"])
+
+
+def test_what_is_measured_runs_alone() -> None:
+    with pytest.raises(SystemExit, match="what is measured runs alone"):
+        run.chosen_cases(run.parse(["--part", "throughput", "--part", "ours"]))
+    chosen = run.chosen_cases(run.parse(["--part", "profile", "--bench", "ours-fp8"]))
+    assert [case.name for case in chosen] == ["ours-fp8"]
+    assert len(run.chosen_cases(run.parse([]))) == len(cases.STOCK + cases.OURS) + 2
 
 
 def test_the_shared_layer_has_no_indexer_and_tokens_have_words() -> None:
@@ -283,9 +324,12 @@ def test_multicast_stays_off() -> None:
 
 def test_figures_are_medians_over_rounds() -> None:
     runs = [{"tokens_per_s": float(value), "ttft_ms": 1.0} for value in (10, 30, 20)]
-    (row,) = throughput.rows({("ours-bf16", (8, 1000)): runs})
+    (row,) = throughput.rows({("ours-bf16", (8, 1000)): runs}, 24)
     assert row["tokens_per_s"] == 20
     assert row["rounds"] == [10, 30, 20]
+    note = page.rounds_note([row])
+    assert "24 layers here; 3 rounds" in note
+    assert "up to 3.00 ×. Shares nearer" in note
     assert (row["concurrency"], row["prompt_tokens"], row["impl"]) == (8, 1000, "ours-bf16")
 
 

@@ -39,6 +39,7 @@ CONTENT = 64  # dims in which attention and indexer look alike
 GROUPS = 2  # query projections that heads and indexer heads share
 POSITIONS = 16384
 INDEXERS = "FFSF"  # the third layer shares the second's top-k
+DEEP = 24  # layers where speed is measured: with fewer the GPU waits for the processor
 
 CONTENT_SCALE = 2.0  # of the content and the rope part of the attention logits, whose standard
 ROPE_SCALE = 2.0  # deviation is about half of it; without rope, greedy decoding falls into a loop
@@ -46,7 +47,17 @@ VALUE_SCALE = 3.0
 LOGIT_SCALE = 3.0
 
 
-def config(topk: int) -> dict[str, Any]:
+def pattern(layers: int) -> str:
+    """Which layers have an indexer; the fifth and later repeat the second to fourth."""
+    return "".join(INDEXERS[source(layer)] for layer in range(layers))
+
+
+def source(layer: int) -> int:
+    """The layer whose weights it has."""
+    return layer if layer < LAYERS else 1 + (layer - 1) % (LAYERS - 1)
+
+
+def config(topk: int, layers: int = LAYERS) -> dict[str, Any]:
     """The model's config.json. `topk_method` and `indexer_rope_interleave` are for vLLM."""
     return {
         "architectures": ["GlmMoeDsaForCausalLM"],
@@ -55,7 +66,7 @@ def config(topk: int) -> dict[str, Any]:
         "hidden_size": HIDDEN,
         "intermediate_size": DENSE_INNER,
         "moe_intermediate_size": EXPERT_INNER,
-        "num_hidden_layers": LAYERS,
+        "num_hidden_layers": layers,
         "num_attention_heads": HEADS,
         "num_key_value_heads": HEADS,
         "q_lora_rank": Q_LORA,
@@ -66,8 +77,8 @@ def config(topk: int) -> dict[str, Any]:
         "index_topk": topk,
         "index_n_heads": INDEX_HEADS,
         "index_head_dim": INDEX_DIM,
-        "index_topk_pattern": INDEXERS,
-        "indexer_types": [{"F": "full", "S": "shared"}[kind] for kind in INDEXERS],
+        "index_topk_pattern": pattern(layers),
+        "indexer_types": [{"F": "full", "S": "shared"}[kind] for kind in pattern(layers)],
         "indexer_rope_interleave": True,
         "n_routed_experts": EXPERTS,
         "n_shared_experts": 1,
@@ -228,11 +239,15 @@ def safetensors(named: dict[str, tuple[str, NDArray[Any]]]) -> bytes:
 
     Written by hand because its numpy writer has no bfloat16 and this must not need torch.
     """
+    return written({n: (d, values.shape, values.tobytes()) for n, (d, values) in named.items()})
+
+
+def written(named: dict[str, tuple[str, tuple[int, ...], bytes]]) -> bytes:
+    """A safetensors file from each tensor's dtype, shape and bytes."""
     header, data, start = {}, [], 0
-    for name, (dtype, values) in named.items():
-        raw = values.tobytes()
+    for name, (dtype, shape, raw) in named.items():
         end = start + len(raw)
-        header[name] = {"dtype": dtype, "shape": values.shape, "data_offsets": [start, end]}
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
         data.append(raw)
         start = end
     text = json.dumps(header).encode()
@@ -249,6 +264,21 @@ def weights(seed: int = SEED) -> bytes:
         else:
             named[name] = ("BF16", to_bfloat16(values))
     return safetensors(named)
+
+
+def deepened(data: bytes, layers: int) -> bytes:
+    """The safetensors file with so many layers: those after the model's own are copies."""
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + size])
+    found: dict[str, tuple[str, tuple[int, ...], bytes]] = {}
+    for name, each in header.items():
+        start, end = (8 + size + offset for offset in each["data_offsets"])
+        found[name] = (each["dtype"], tuple(each["shape"]), data[start:end])
+    for layer in range(LAYERS, layers):
+        prefix, own = f"model.layers.{source(layer)}.", f"model.layers.{layer}."
+        copies = {own + n.removeprefix(prefix): v for n, v in found.items() if n.startswith(prefix)}
+        found |= copies
+    return written(found)
 
 
 def tokenizer() -> dict[str, Any]:
@@ -274,11 +304,11 @@ def tokenizer() -> dict[str, Any]:
     }
 
 
-def build(folder: Path, topk: int, data: bytes) -> Path:
-    """Write the model with that top-k, `data` being `weights()`."""
+def build(folder: Path, topk: int, data: bytes, layers: int = LAYERS) -> Path:
+    """Write the model with that top-k and so many layers, `data` being `weights()`."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config(topk), indent=1))
-    (folder / "model.safetensors").write_bytes(data)
+    (folder / "config.json").write_text(json.dumps(config(topk, layers), indent=1))
+    (folder / "model.safetensors").write_bytes(data if layers == LAYERS else deepened(data, layers))
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer()))
     about = {
         "tokenizer_class": "PreTrainedTokenizerFast",

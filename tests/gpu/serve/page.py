@@ -58,7 +58,7 @@ ours does, and with `sparse_mla_force_mqa`.
 
 `vllm bench serve`, random prompts, {output} output tokens each; output tokens a second, medians
 over rounds in one run, all servers started alike, one measured at a time. In brackets the share of
-the best stock backend with the same cache.
+the best stock backend with the same cache. {rounds}
 
 {throughput}
 
@@ -66,11 +66,18 @@ Median time to the first token, ms:
 
 {latency}
 
+## Kernels
+
+By vLLM's torch profiler, µs a step of the engine: the time in which the GPU works, whatever the
+processor does between. Decode of prompts that the prefix cache holds; prefill of new ones.
+
+{kernels}
+
 ## Again
 
     tests/gpu/serve/prepare.sh                         # the plugin's wheel, into build/serve
     python3 tests/gpu/serve/run.py --part stock --part ours --out DIR
-    python3 tests/gpu/serve/run.py --part throughput --out DIR
+    python3 tests/gpu/serve/run.py --part throughput --out DIR     # and --part profile
     python3 tests/gpu/serve/run.py --part tp2 --out DIR    # two GPUs
     python3 tests/gpu/serve/results.py merge DIR           # after each; writes this page
 
@@ -204,6 +211,34 @@ def loads_table(document: Row, key: str, share: bool) -> str:
     return table(["requests × tokens", *names], body)
 
 
+def rounds_note(rows: Sequence[Row]) -> str:
+    """Of what model, how many rounds, and how far they are apart."""
+    if not rows:
+        return ""
+    layers = rows[0].get("layers", model.LAYERS)
+    least = min(len(row["rounds"]) for row in rows)
+    apart = max(max(row["rounds"]) / min(row["rounds"]) for row in rows)
+    note = (
+        f"The model has {layers} layers here; {least} rounds, which for one server and load differ"
+    )
+    note += f" by up to {apart:.2f} ×."
+    if apart > 1.1:
+        note += " Shares nearer to 1 than that say nothing."
+    return note
+
+
+def kernels_table(rows: Sequence[Row]) -> str:
+    """A row for each load, a column for each server."""
+    found = {(r["what"], r["concurrency"], r["prompt_tokens"], r["impl"]): r for r in rows}
+    names = [name for name in cases.THROUGHPUT if any(name == key[3] for key in found)]
+    body = []
+    for load in dict.fromkeys(key[:3] for key in found):
+        cells = [f"{found[*load, name]['busy_us']:,.0f}" if (*load, name) in found else "–"
+                 for name in names]  # fmt: skip
+        body.append([f"{load[0]}, {load[1]} × {load[2]:,}", *cells])
+    return table(["load", *names], body)
+
+
 def text(document: Row) -> str:
     """The whole page."""
     about = document["versions"]
@@ -227,4 +262,6 @@ def text(document: Row) -> str:
         output=128,
         throughput=loads_table(document, "tokens_per_s", True),
         latency=loads_table(document, "ttft_ms", False),
+        rounds=rounds_note(document["throughput"]),
+        kernels=kernels_table(document.get("profile", [])),
     )

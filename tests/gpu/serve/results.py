@@ -45,16 +45,21 @@ def merge(folder: Path) -> None:
     about["command"] = "; ".join(dict.fromkeys(command for command in commands if command))
     about["versions"] = {**before.get("versions", {}), **about.get("versions", {})}
     (KEPT / "about.json").write_text(json.dumps(about))
-    measured = folder / "throughput.json"
-    if measured.is_file():
-        rows = {load_of(row): row for path in (KEPT / "throughput.json", measured)
-                for row in (json.loads(path.read_text()) if path.is_file() else [])}  # fmt: skip
-        (KEPT / "throughput.json").write_text(json.dumps(list(rows.values())))
+    for name in ("throughput", "profile"):
+        if (folder / f"{name}.json").is_file():
+            rows = [*rows_of(KEPT / f"{name}.json"), *rows_of(folder / f"{name}.json")]
+            kept = {load_of(row): row for row in rows}
+            (KEPT / f"{name}.json").write_text(json.dumps(list(kept.values())))
+
+
+def rows_of(path: Path) -> list[Document]:
+    """A JSON list, or nothing where there is none."""
+    return list(json.loads(path.read_text())) if path.is_file() else []
 
 
 def load_of(row: Document) -> tuple[Any, ...]:
     """What a measurement is of; a later one takes its place."""
-    return row["prompt_tokens"], row["concurrency"], row["impl"]
+    return row.get("what", ""), row["prompt_tokens"], row["concurrency"], row["impl"]
 
 
 def document() -> Document:
@@ -66,7 +71,6 @@ def document() -> Document:
         {name: kept["answer"] for name, kept in answers.items()},
         {topk: kept["answers"] for topk, kept in references.items()},
     )
-    measured = KEPT / "throughput.json"
     return {
         "device": about.get("device", ""),
         "versions": about.get("versions", {}),
@@ -74,7 +78,8 @@ def document() -> Document:
         "cases": {name: case_row(name, kept) for name, kept in answers.items()},
         "parity": found,
         "judged": parity.judged(found),
-        "throughput": json.loads(measured.read_text()) if measured.is_file() else [],
+        "throughput": rows_of(KEPT / "throughput.json"),
+        "profile": rows_of(KEPT / "profile.json"),
     }
 
 

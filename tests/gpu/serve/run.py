@@ -3,12 +3,11 @@
 
     python3 tests/gpu/serve/run.py --part stock --part ours --out DIR
 
-Parts: `stock` and `ours` gather answers, `throughput` runs vLLM's benchmark over five servers (and
-gathers their answers where they are missing), `profile` measures the kernels of the same five,
-`tp2` needs two GPUs. Cases whose answers are kept (`--kept`) for the same arguments, weights and
-sources of ours are not started again. Everything that was gathered
-is written to `--out` as it comes: a run that is stopped loses only what was under way.
-`results.py` merges it and writes the page.
+Parts: `stock` and `ours` gather answers, `tp2` too and needs two GPUs. `throughput` runs vLLM's
+benchmark over five servers of a deeper model, `profile` measures their kernels; each runs alone.
+Cases whose answers are kept (`--kept`) for the same arguments, weights and sources of ours are not
+started again. Everything that was gathered is written to `--out` as it comes: a run that is
+stopped loses only what was under way. `results.py` merges it and writes the page.
 """
 
 from __future__ import annotations
@@ -68,6 +67,7 @@ class Session:
     kernels: str = ""
     loads: list[str] = field(default_factory=list)
     first_port: int = 8100
+    measured: bool = False
     traces: Path | None = None
 
     def say(self, text: str) -> None:
@@ -187,8 +187,8 @@ def serving(
     base = {**os.environ, **cases.environment(case), "VLLM_PORT": str(port + 10000)}
     paths = session.paths if case.ours else session.paths[1:]
     env = servers.environment(base, paths, session.work / "cache")
-    folder = session.work / f"topk{case.topk}"
-    given = cases.arguments(case, str(folder), port)
+    folder = session.work / ("deep" if session.measured else f"topk{case.topk}")
+    given = cases.arguments(case, str(folder), port, measured=session.measured)
     if session.traces is not None:
         given += profiles.arguments(session.traces / case.name)
     server = servers.start(case.name, given, port, env, session.work / "logs", session.program)
@@ -263,7 +263,7 @@ def attempt(
             if held is not None:
                 session.urls[case.name] = server.url
                 held.push(stack.pop_all())
-            if not known(session, case):
+            if not session.measured and not known(session, case):
                 for future in ready:
                     future.result()
                 gather(session, case, server, seconds)
@@ -277,14 +277,13 @@ def gather_all(
     jobs: int,
     ready: Sequence[Future[None]],
     held: contextlib.ExitStack,
-    holding: Sequence[str],
 ) -> None:
-    """Several servers at a time, each on its own port; those in `holding` go on."""
+    """Several servers at a time, each on its own port; those that are measured go on."""
     with ThreadPoolExecutor(jobs) as pool:
         for number, case in enumerate(chosen):
             if number:
                 time.sleep(STAGGER)
-            keep = held if case.name in holding else None
+            keep = held if session.measured else None
             port = session.first_port + 40 * number
             pool.submit(attempt, session, case, port, ready, keep)
 
@@ -305,7 +304,9 @@ def bench(session: Session) -> None:
     urls = {name: session.urls[name] for name in cases.THROUGHPUT if name in session.urls}
     held = [server for server in session.running if server.name in urls]
     targets = session.work / "targets.json"
-    targets.write_text(json.dumps({"model": str(session.work / "topk2048"), "servers": urls}))
+    targets.write_text(
+        json.dumps({"model": str(session.work / "deep"), "layers": model.DEEP, "servers": urls})
+    )
     left = session.end - time.monotonic() - 10
     command = [sys.executable, str(HERE / "throughput.py"), str(targets)]
     command += [str(session.out / "throughput.json"), str(left), *session.loads]
@@ -349,7 +350,7 @@ def parse(given: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--part", action="append", choices=[*cases.PARTS, *MEASURED])
     parser.add_argument("--only", action="append", help="names of cases instead of whole parts")
-    parser.add_argument("--bench", action="append", help="these servers for what is measured alone")
+    parser.add_argument("--bench", action="append", help="measure these servers alone")
     parser.add_argument("--load", action="append", default=[], help="CONCURRENCYxTOKENS; or all")
     parser.add_argument("--out", type=Path, default=os.environ.get("OUT", "build/serve/out"))
     parser.add_argument("--kept", type=Path, default=ROOT / "build" / "serve")
@@ -373,6 +374,9 @@ def prepare(session: Session, topks: set[int]) -> None:
     """Models, and what earlier runs kept."""
     data = model.weights()
     session.fingerprint = model.fingerprint(data)
+    if session.measured:
+        model.build(session.work / "deep", 2048, data, model.DEEP)
+        return
     for topk in topks:
         model.build(session.work / f"topk{topk}", topk, data)
     references = kept(session.kept, "reference")
@@ -382,21 +386,21 @@ def prepare(session: Session, topks: set[int]) -> None:
     session.answers = kept(session.kept, "answers")
 
 
-def held_cases(options: argparse.Namespace) -> list[str]:
-    """Names of the servers that are measured."""
-    if not set(MEASURED) & set(options.part or []):
-        return []
-    return [name for name in cases.THROUGHPUT if name in (options.bench or cases.THROUGHPUT)]
-
-
 def chosen_cases(options: argparse.Namespace) -> list[cases.Case]:
-    """Cases that are wanted, those of the throughput table first: they take longest to start."""
-    if options.only:
-        return [cases.ALL[name] for name in dict.fromkeys([*held_cases(options), *options.only])]
+    """Cases that are wanted.
+
+    Raises:
+        SystemExit: what is measured is to run beside something else.
+    """
     parts = options.part or ["stock", "ours"]
-    first = [cases.ALL[name] for name in held_cases(options)]
-    found = [case for part in parts if part in cases.PARTS for case in cases.PARTS[part]]
-    return list(dict.fromkeys([*first, *found]))
+    if set(MEASURED) & set(parts):
+        if len(parts) > 1:
+            raise SystemExit(f"--part {' --part '.join(parts)}: what is measured runs alone")
+        wanted = options.only or options.bench or cases.THROUGHPUT
+        return [cases.ALL[name] for name in cases.THROUGHPUT if name in wanted]
+    if options.only:
+        return [cases.ALL[name] for name in dict.fromkeys(options.only)]
+    return [case for part in parts for case in cases.PARTS[part]]
 
 
 def ended(session: Session) -> int:
@@ -405,6 +409,8 @@ def ended(session: Session) -> int:
         name: found["answer"] for name, found in session.answers.items() if name in cases.ALL
     }
     references = {topk: found["answers"] for topk, found in session.references.items()}
+    if session.measured:
+        answers = {}
     found = parity.rows(answers, references)
     (session.out / "summary.txt").write_text(parity.table(found) + "\n")
     judged = parity.judged(found)
@@ -425,7 +431,6 @@ def main(given: Sequence[str] | None = None) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     options.work.mkdir(parents=True, exist_ok=True)
     wanted = chosen_cases(options)
-    holding = held_cases(options)
     session = Session(
         out=options.out,
         work=options.work,
@@ -436,6 +441,7 @@ def main(given: Sequence[str] | None = None) -> int:
         start_limit=options.start_seconds,
         loads=options.load,
         first_port=options.port,
+        measured=bool(set(MEASURED) & set(options.part or [])),
         traces=options.work / "traces" if "profile" in (options.part or []) else None,
     )
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -449,16 +455,16 @@ def main(given: Sequence[str] | None = None) -> int:
         ready = [
             pool.submit(reference, session, topk, session.work / f"topk{topk}")
             for topk in topks
-            if str(topk) not in session.references
+            if not session.measured and str(topk) not in session.references
         ]
-        todo = [case for case in wanted if case.name in holding or not known(session, case)]
+        todo = [case for case in wanted if session.measured or not known(session, case)]
         session.say(f"weights {session.fingerprint}; starting {len(todo)}")
         warming.result()
         try:
-            gather_all(session, todo, options.jobs, ready, held, holding)
+            gather_all(session, todo, options.jobs, ready, held)
             if session.traces is not None:
                 profile(session)
-            elif holding:
+            elif session.measured:
                 bench(session)
         finally:
             for server in session.running:

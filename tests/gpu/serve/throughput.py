@@ -2,8 +2,9 @@
 
     python3 tests/gpu/serve/throughput.py TARGETS.json OUTPUT.json SECONDS
 
-TARGETS is {"model": FOLDER, "servers": {NAME: URL}}. Rounds go through all servers and loads;
-a new round begins only if it can end within SECONDS, and results are medians over rounds.
+TARGETS is {"model": FOLDER, "layers": NUMBER, "servers": {NAME: URL}}. Rounds go through all
+servers and loads; a new round begins only if it can end within SECONDS, and results are medians
+over rounds.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from typing import Any
 CONCURRENCY = (1, 8, 64)
 PROMPT_TOKENS = (1000, 8000)
 OUTPUT_TOKENS = 128
-REQUESTS = {1: 6, 8: 32, 64: 128}
-LONG_REQUESTS = {1: 4, 8: 16, 64: 64}
+REQUESTS = {1: 3, 8: 16, 64: 64}
+LONG_REQUESTS = {1: 2, 8: 8, 64: 64}
 ROUNDS = 9
 Load = tuple[int, int]
 LOADS: tuple[Load, ...] = tuple((c, p) for p in PROMPT_TOKENS for c in CONCURRENCY)
@@ -83,13 +84,14 @@ def medians(runs: list[dict[str, float]]) -> dict[str, float]:
     return {key: round(statistics.median(run[key] for run in runs), 2) for key in runs[0]}
 
 
-def rows(runs: dict[tuple[str, Load], list[dict[str, float]]]) -> list[dict[str, Any]]:
-    """One row for each server and load."""
+def rows(runs: dict[tuple[str, Load], list[dict[str, float]]], layers: int) -> list[dict[str, Any]]:
+    """One row for each server and load; `layers` of the model."""
     return [
         {
             "concurrency": load[0],
             "prompt_tokens": load[1],
             "output_tokens": OUTPUT_TOKENS,
+            "layers": layers,
             "impl": name,
             **medians(found),
             "rounds": [round(run["tokens_per_s"], 1) for run in found],
@@ -119,7 +121,7 @@ def main(targets: str, output: str, seconds: str, *chosen: str) -> None:
                 if kept["completed"] != requests(load):
                     raise SystemExit(f"{name}: {kept['completed']} of {requests(load)} completed")
                 runs.setdefault((name, load), []).append(kept)
-            Path(output).write_text(json.dumps(rows(runs)))
+            Path(output).write_text(json.dumps(rows(runs, given["layers"])))
             if number == 0:
                 said = ", ".join(
                     f"{n} {runs[n, load][0]['tokens_per_s']:.0f}" for n in given["servers"]
