@@ -26,7 +26,7 @@ from glm5_kernel.gguf.accounting import left_out_by_name, summary
 from glm5_kernel.gguf.filling import fill_all
 from glm5_kernel.gguf.methods import PlannedGGUFConfig
 from glm5_kernel.gguf.plan import Plan
-from glm5_kernel.gguf.prepare import MODEL_TYPES, prepare
+from glm5_kernel.gguf.prepare import DRAFT_TYPES, MODEL_TYPES, prepare
 from glm5_kernel.gguf.progress import Progress
 from glm5_kernel.gguf.targets import find_targets
 
@@ -47,6 +47,7 @@ class PlannedGGUFLoader(GGUFModelLoader):
             return super().load_model(vllm_config, model_config, prefix)
         path = self._path(model_config, vllm_config.model_config)
         plan = prepare(path, model_config, get_tensor_model_parallel_world_size())
+        self._check_draft(vllm_config, model_config)
         vllm_config.quant_config = PlannedGGUFConfig(plan)
         device = torch.device(vllm_config.device_config.device)
         with set_default_torch_dtype(model_config.dtype):
@@ -65,6 +66,14 @@ class PlannedGGUFLoader(GGUFModelLoader):
             return
         path = self._path(model_config, None)
         self._fill(model, prepare(path, model_config, get_tensor_model_parallel_world_size()))
+
+    def _check_draft(self, vllm_config: Any, model_config: Any) -> None:  # noqa: ANN401
+        """Refuse a draft that cannot be loaded before the model itself is, which takes minutes."""
+        draft = getattr(vllm_config.speculative_config, "draft_model_config", None)
+        if draft is None or draft is model_config or draft.hf_config.model_type not in DRAFT_TYPES:
+            return
+        path = self._path(draft, vllm_config.model_config)
+        prepare(path, draft, get_tensor_model_parallel_world_size())
 
     def _path(self, model_config: Any, target: Any) -> str:  # noqa: ANN401
         """The file; a draft's config names only a folder, and its weights are the target's."""

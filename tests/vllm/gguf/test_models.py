@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from glm5_kernel.gguf import loader
 from glm5_kernel.gguf.errors import GgufError
+from glm5_kernel.gguf.tiny import recipes
 
 from tests.vllm.gguf.files import (
     V3_TINY,
@@ -65,6 +67,21 @@ def test_a_draft_that_the_file_has_no_block_for(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(stated | {"num_nextn_predict_layers": 1}))
     with pytest.raises(GgufError, match="there is no MTP block"):
         load_draft(paths[0])
+
+
+def test_a_draft_that_cannot_be_cut_is_told_before_the_model_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """256 values of Q4_K are one block; the model's own four layers are Q8_0."""
+    mix = {"": "Q8_0", "ffn_down_shexp": "Q8_0 Q8_0 Q8_0 Q8_0 Q4_K"}
+    monkeypatch.setitem(recipes.MIXES, "uncuttable", mix)  # type: ignore[arg-type]
+    _, paths = make_files(tmp_path, quant="uncuttable", mtp=True)
+    load_rank(paths[0], 0, 2)
+    speculative = {"method": "mtp", "num_speculative_tokens": 1}
+    config = config_for(paths[0], speculative_config=speculative)
+    monkeypatch.setattr(loader, "fill_all", lambda *_: pytest.fail("the model was loaded"))
+    with pytest.raises(GgufError, match=r"blk\.4\.ffn_down_shexp\.weight: a row of 256 Q4_K"):
+        load_with(config, 0, 2)
 
 
 @pytest.mark.parametrize("quant", ["Q8_0", "Q4_K", "BF16"])
