@@ -7,7 +7,7 @@ step is a run of ``glm5-deploy`` as a user types it. DIR gets what each said (NN
 results.json with exit codes, seconds, releases and rows. The status is 0 where every step did what
 it should; the first that does not ends the walk, after ``logs --explain``.
 
-Written for a GPU host whose loads take a minute: five loads, no fixed pause. It runs anywhere;
+Written for a GPU host whose loads take a minute: four loads, no fixed pause. It runs anywhere;
 tests/e2e/test_gpu_walk.py walks on a test host.
 """
 
@@ -125,9 +125,15 @@ def steps(*, memory: bool = False) -> tuple[Step, ...]:
     """The walk; the JSON of a step is read where it has a check.
 
     Args:
-        memory: compare the memory plan with what the server reports: a GGUF model on GPUs.
+        memory: compare the memory plan with what the server reports, and measure its speed: a GGUF
+            model on GPUs, with vLLM's own benchmark.
     """
-    plan = (Step("memory", ("plan", "--memory"), check=as_planned),) if memory else ()
+    bench = ("bench", "--concurrency", "1,8", "--prompt-tokens", "1000", "--limit", "120")
+    measured = (
+        Step("memory", ("plan", "--memory"), check=as_planned),
+        Step("bench", bench, check=ready),
+    )
+    plan = measured if memory else ()
     return (
         Step("preflight", ("preflight",), check=ready),
         Step("up", ("up",), check=served),

@@ -1,0 +1,136 @@
+"""docs/gpu-host.md and its results from walks on a GPU host.
+
+python tests/gpu/host/page.py NAME=FOLDER[,FOLDER…] …    # one GPU: h200=host; two: h200-x2=host-tp2
+python tests/gpu/host/page.py                            # the page again
+
+FOLDERs are what `run.py` left; a walk that was cut off and continued has several. Writes
+benchmarks/results/host-NAME.json.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[3]
+RESULTS = ROOT / "benchmarks" / "results"
+PAGE = ROOT / "docs" / "gpu-host.md"
+EXPOSURE = re.compile(r"Overall exposure level for \S+: ([\d.]+)")
+GPU = re.compile(r"(NVIDIA [\w -]+?)\s{2,}")
+Document = dict[str, Any]
+
+TEXT = """\
+# The path on an H200
+
+`tests/gpu/host/run.py` boots a host with systemd, sshd, journald and a GPU inside, makes a GLM-5 in
+GGUF (Q8_0, three files, GLM-5's own widths, two layers, random weights) and walks the whole path
+over SSH with the profile `glm-5`: our attention and indexer, fp8_ds_mla KV cache, the hardened
+unit. Smoke compares golden tokens with transformers' and sends a prompt beyond the 2,048 tokens
+that the indexer selects. The server ran with `enforce-eager`, beside other servers that started on
+the same machine; the first `up` also compiles every kernel for the doctor.
+
+{walks}
+
+## Again
+
+    tests/gpu/pack.sh KIT BOOT       # then as tests/gpu/README.md says
+    python tests/gpu/host/page.py h200=FOLDER
+"""
+TITLES = {
+    "host-h200": "One H200",
+    "host-h200-x2": "Two H200s, tensor parallelism 2",
+}
+ROWS = "| step | command | exit | seconds | what came of it |\n| --- | --- | --- | --- | --- |"
+
+
+def merged(folders: list[Path]) -> Document:
+    """The results of one walk."""
+    steps = [step for folder in folders for step in json.loads(steps_of(folder).read_text())]
+    first = folders[0]
+    security = text_of(folders, "host-security.txt")
+    gpus = GPU.findall(text_of(folders, "host-gpus.txt"))
+    memory = first / "memory.json"
+    exposure = EXPOSURE.search(security)
+    return {
+        "commit": (first / "commit").read_text().strip(),
+        "gpus": gpus,
+        "continued": [json.loads(steps_of(each).read_text())[0]["name"] for each in folders[1:]],
+        "exposure": float(exposure[1]) if exposure else None,
+        "memory": json.loads(memory.read_text()) if memory.is_file() else None,
+        "steps": steps,
+    }
+
+
+def steps_of(folder: Path) -> Path:
+    """What the walk wrote: `run.py` puts it into a folder of its own."""
+    inside = folder / "walk" / "results.json"
+    return inside if inside.is_file() else folder / "results.json"
+
+
+def text_of(folders: list[Path], name: str) -> str:
+    """A file that one of the folders has."""
+    return next((p.read_text() for f in folders for p in f.rglob(name)), "")
+
+
+def outcome(step: Document) -> str:
+    """In a few words."""
+    bad = [row["name"] for row in step["checks"] if row["status"] == "failed"]
+    passed = sum(row["status"] == "passed" for row in step["checks"])
+    words = [step["status"]] if step["status"] else []
+    words += [f"release {step['release']}"] if step["release"] else []
+    words += [f"{passed} checks passed"] if passed else []
+    words += [f"failed: {', '.join(bad)}"] if bad else []
+    return ", ".join(words) or "–"
+
+
+def checks(document: Document, name: str) -> str:
+    """What a step's checks said."""
+    step = next((each for each in document["steps"] if each["name"] == name), None)
+    marks = {"passed": "✓", "failed": "✗", "skipped": "–", "warning": "!"}
+    rows = [] if step is None else step["checks"]
+    width = max((len(row["name"]) for row in rows), default=0)
+    lines = [f"{marks.get(r['status'], '?')} {r['name']:{width}}  {r['detail']}" for r in rows]
+    return f'```text title="{name}"\n' + "\n".join(lines) + "\n```"
+
+
+def walk(name: str, document: Document) -> str:
+    """A walk's part of the page."""
+    lines = [f"## {TITLES.get(name, name)}", ""]
+    if document["continued"]:
+        names = ", ".join(f"`{each}`" for each in document["continued"])
+        lines += [f"The walk was cut off at its time limit and went on from {names}.", ""]
+    lines.append(ROWS)
+    for step in document["steps"]:
+        lines.append(
+            f"| {step['name']} | `{step['command']}` | {step['exit_code']} | "
+            f"{step['seconds']:.1f} | {outcome(step)} |"
+        )
+    lines += ["", checks(document, "preflight"), "", checks(document, "up"), ""]
+    memory = document["memory"]
+    if memory:
+        parts = memory["planned_over_measured"]
+        found = ", ".join(f"{key} {value:.3f}" for key, value in parts.items())
+        lines += [f"Memory as planned before anything was installed, over what vLLM then "
+                  f"reported: {found}.", ""]  # fmt: skip
+    if document["exposure"] is not None:
+        lines.append(
+            f"`systemd-analyze security` calls the unit's exposure {document['exposure']}."
+        )
+    return "\n".join(lines)
+
+
+def main(*given: str) -> None:
+    for each in given:
+        name, _, folders = each.partition("=")
+        found = merged([Path(folder) for folder in folders.split(",")])
+        (RESULTS / f"host-{name}.json").write_text(json.dumps(found, indent=1) + "\n")
+    kept = sorted(RESULTS.glob("host-*.json"), key=lambda path: len(path.name))
+    walks = [walk(path.stem, json.loads(path.read_text())) for path in kept]
+    PAGE.write_text(TEXT.format(walks="\n\n".join(walks)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
