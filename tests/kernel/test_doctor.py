@@ -636,6 +636,9 @@ def test_torch_that_sees_no_gpu_says_why_itself(
     row = gpu_check(done, (), devices_there=True)
     assert row.status == "failed"
     assert row.detail.endswith("torch cannot use it: No CUDA GPUs are available")
+    assert "driver that is too old" in row.hint
+    chosen = gpu_check(done, (), devices_there=True, visible="9")
+    assert chosen.hint.startswith("CUDA_VISIBLE_DEVICES=9 names no GPU of this host")
 
 
 def test_a_vllm_without_its_modules_and_the_indexer_of_sm120(site: Site) -> None:

@@ -76,7 +76,8 @@ class MemoryPlan:
 
     Args:
         limit: what vLLM may take of it.
-        weights: with what is made with them: the indexer's buffer, the table of positions.
+        weights: with what is made with them: the indexer's buffer, the table of positions, the
+            kernels' scratch.
         workspace: the largest batch's, at its peak.
         kv: for the KV cache; negative where the rest does not fit.
         kv_tokens: tokens of context that it holds.
@@ -169,6 +170,7 @@ def _parts(model: ModelShape, settings: Settings) -> tuple[int, int, int, int]:
     """Weights, workspace, graphs and the rest."""
     # The indexer's buffer, and sines and cosines of all positions: made with the model.
     tables = settings.batched_tokens * model.topk * 4 + model.context * model.rope * 2
+    tables += known.KERNELS if model.topk else 0
     other = known.DRIVER + (known.COLLECTIVES if model.tp > 1 else 0)
     graphs = 0 if settings.eager else known.GRAPHS
     return model.weights + tables, workspace(model, settings), graphs, other

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import sys
 import time
@@ -53,7 +54,12 @@ def examine(limit: float = TIMEOUT) -> Report:
     if versions["vllm"] != ABSENT:
         checks += registration_checks(registered)
     checks += [
-        gpu_check(seen, gpus, devices_there=environment.devices_are_there()),
+        gpu_check(
+            seen,
+            gpus,
+            devices_there=environment.devices_are_there(),
+            visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
+        ),
         capability_check(gpus),
         environment.compiler(needed=bool(gpus)),
     ]

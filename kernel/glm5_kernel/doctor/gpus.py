@@ -74,11 +74,14 @@ def torch_check(installed: str, ended: Ended) -> Check:
     return passed(name, f"{found['torch']}, built for {built}")
 
 
-def gpu_check(ended: Ended, found: tuple[Gpu, ...], *, devices_there: bool) -> Check:
+def gpu_check(
+    ended: Ended, found: tuple[Gpu, ...], *, devices_there: bool, visible: str | None = None
+) -> Check:
     """Whether torch sees the GPUs that the machine has.
 
     Args:
         devices_there: whether the NVIDIA driver offers a GPU to this process.
+        visible: CUDA_VISIBLE_DEVICES, where it is set.
     """
     name = "GPUs"
     if found and ended.returncode == 0:
@@ -89,6 +92,10 @@ def gpu_check(ended: Ended, found: tuple[Gpu, ...], *, devices_there: bool) -> C
         return skipped(name, "no GPU")
     why = next((a["none"] for a in ended.answers if "none" in a), "") or ended.why()
     hint = "a driver that is too old for torch's CUDA, or one that was updated without a reboot?"
+    if visible and "No CUDA GPUs" in why:
+        hint = (
+            f"CUDA_VISIBLE_DEVICES={visible} names no GPU of this host: `nvidia-smi -L` lists them"
+        )
     return failed(name, f"the driver has a GPU and torch cannot use it: {why}", hint)
 
 
