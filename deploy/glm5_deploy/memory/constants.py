@@ -37,8 +37,8 @@ CHUNK_ROWS = 64 << 10
 in model_executor/layers/attention/sparse_mla_attention.py)."""
 
 KERNELS = 59 * MIB
-"""Scratch of glm5-kernel's sparse attention (at most 36 MB, on an H200 with an fp8 cache) and of its
-top-k (26 MB there), made with the model; about half of it on an RTX PRO 6000."""
+"""Scratch of glm5-kernel's sparse attention (at most 36 MB, on an H200 with an fp8 cache) and of
+its top-k (26 MB there), made with the model; about half of it on an RTX PRO 6000."""
 
 HIDDEN_COPIES = 6
 """*Estimate*: tensors of the size of a batch's hidden states that live at once: the residual, the
