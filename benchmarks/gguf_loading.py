@@ -237,9 +237,9 @@ def show(result: dict[str, Any]) -> str:
         rise = max(row["host_rise_bytes"] - row["host_share_bytes"] for row in loads)
         lines += [
             "",
-            f"rate: {ratio:.2f} of dd's (aim {AIM_RATE}): "
+            f"- rate: {ratio:.2f} of dd's (aim {AIM_RATE}): "
             f"{'met' if ratio >= AIM_RATE else 'missed'}",
-            f"memory: {rise / (1 << 30):.2f} GiB beside the share (aim 2): "
+            f"- memory: {rise / (1 << 30):.2f} GiB beside the share (aim 2): "
             f"{'met' if rise <= AIM_MEMORY else 'missed'}",
         ]
     return "\n".join(lines)
