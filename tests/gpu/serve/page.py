@@ -30,6 +30,10 @@ Mean difference of log-probabilities (absolute, in nats) from transformers in fl
 positions. *ratio*: ours over the larger of what stock's backends with the same cache and top-k
 have. {reference_note}
 
+`ours-fp8-invariant` forces MQA: prompts that are shorter than the top-k then go through the fp8
+cache, too, where the stock case beside it answers them by dense attention. With a top-k of 512 the
+fp8 cases of both force it.
+
 {reference}
 
 Against stock itself, the yardstick being what stock's two backends differ by in bf16 (for fp8:
