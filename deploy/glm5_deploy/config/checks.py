@@ -338,8 +338,23 @@ def file_problems(settings: Node, profile: Node) -> list[ConfigProblem]:
     return [
         *(_not_there(node, "folder") for node in folders if not Path(node.text or "").is_dir()),
         *(_not_there(node, "file") for node in files if not Path(node.text or "").is_file()),
+        *_golden(profile),
         *_lock(profile),
     ]
+
+
+def _golden(profile: Node) -> Iterator[ConfigProblem]:
+    """Golden tokens that cannot be read, else found out only after the model has loaded."""
+    node = profile.at("smoke", "golden")
+    if node is None or not node.text or not Path(node.text).is_file():
+        return
+    from glm5_deploy.smoke.context import CheckFailed
+    from glm5_deploy.smoke.golden import read_golden
+
+    try:
+        read_golden(Path(node.text))
+    except CheckFailed as failed:
+        yield node.problem(str(failed), failed.hint)
 
 
 def _not_there(node: Node, kind: str) -> ConfigProblem:
