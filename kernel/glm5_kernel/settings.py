@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -46,7 +47,21 @@ def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
     attention: Switch = _one_of(environment, "attention", get_args(Switch), problems)
     indexer: Choice = _one_of(environment, "indexer", get_args(Choice), problems)
     gguf: Switch = _one_of(environment, "gguf", get_args(Switch), problems)
+    _misspelt(environment, problems)
     return Settings(attention, indexer, gguf, problems)
+
+
+def _misspelt(environment: Mapping[str, str], problems: dict[Name, str]) -> None:
+    """Variables that are almost one of ours; others that begin with GLM5_ may be anybody's."""
+    parts: tuple[Name, ...] = ("attention", "indexer", "gguf")
+    ours = {f"GLM5_{part.upper()}": part for part in parts}
+    for variable in environment:
+        if variable.startswith("GLM5_") and variable not in ours:
+            meant = difflib.get_close_matches(variable, ours, 1, 0.85)
+            if meant:
+                problems.setdefault(
+                    ours[meant[0]], f"{printable(variable):.60} is no variable: {meant[0]} is"
+                )
 
 
 def _one_of(

@@ -14,16 +14,13 @@ import torch
 from torch import Tensor
 
 from glm5_kernel.attention import NAME
-from glm5_kernel.attention.limits import Case, row_values, unsupported
+from glm5_kernel.attention.limits import BLOCK_SIZE, Case, row_values, unsupported
 from glm5_kernel.attention.workspace import DETERMINISTIC_TOKENS, reserve, take
 from glm5_kernel.compat import api
 from glm5_kernel.ops.sparse_mla import sparse_mla
 from glm5_kernel.ops.warmup import warm_attention
 from glm5_kernel.report import report_attention
 from glm5_kernel.warming import warm_once
-
-BLOCK_SIZE = 64
-"""The block table is shared with the indexer's cache, which vLLM allows only this on CUDA."""
 
 SHORT_EXTEND = 128
 """Requests with at most this many new tokens skip dense prefill: that costs more than our kernel
@@ -91,7 +88,8 @@ class TritonMLASparseBackend(api.AttentionBackend):
         use_mm_prefix: bool,
         device_capability: tuple[int, int],
     ) -> str | None:
-        case = Case(head_size, dtype, kv_cache_dtype or "auto", tuple(device_capability))
+        capability = tuple(device_capability)
+        case = Case(head_size, dtype, kv_cache_dtype or "auto", capability, block_size)
         return unsupported(case, api.get_current_vllm_config_or_none())
 
 

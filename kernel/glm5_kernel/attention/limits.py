@@ -9,6 +9,8 @@ import torch
 
 from glm5_kernel.ops.layouts import Fp8Layout
 
+BLOCK_SIZE = 64
+"""The block table is shared with the indexer's cache, which vLLM allows only this on CUDA."""
 _LATENT = 512
 _NAMES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -20,12 +22,14 @@ class Case:
     Args:
         head_size: latent and rope dims together.
         kv_cache_dtype: vLLM's name; "auto" is the model's dtype.
+        block_size: tokens of a block; None where nothing has been chosen yet.
     """
 
     head_size: int
     dtype: torch.dtype
     kv_cache_dtype: str
     capability: tuple[int, ...]
+    block_size: int | None = None
 
 
 def row_values(head_size: int, kv_cache_dtype: str) -> int:
@@ -47,6 +51,8 @@ def unsupported(case: Case, config: Any | None) -> str | None:  # noqa: ANN401
             f"a {case.kv_cache_dtype} KV cache under a {case.dtype} model: "
             "use --kv-cache-dtype auto or fp8_ds_mla"
         )
+    if case.block_size is not None and case.block_size % BLOCK_SIZE:
+        return f"blocks of {case.block_size} tokens: use --block-size {BLOCK_SIZE}"
     if case.kv_cache_dtype == "fp8_ds_mla" and case.head_size > _LATENT + 64:
         return f"fp8_ds_mla holds 512 + 64 values a token, not {case.head_size}"
     return None if config is None else _unsupported_model(config)

@@ -49,6 +49,24 @@ def test_a_message_is_one_line() -> None:
     assert len(found.problems["gguf"]) < 150
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("GLM5_INDEX", "indexer"),
+        ("GLM5_INDEXERS", "indexer"),
+        ("GLM5_ATENTION", "attention"),
+        ("GLM5_GGUFF", "gguf"),
+    ],
+)
+def test_a_misspelt_name_is_told(name: str, meant: Name) -> None:
+    found = read_settings({name: "triton"})
+    assert found.problems == {meant: f"{name} is no variable: GLM5_{meant.upper()} is"}
+
+
+def test_other_names_are_anybodys() -> None:
+    assert read_settings({"GLM5_MODEL": "x", "GLM5_TORCH_INDEX": "y", "GLM5": "z"}) == Settings()
+
+
 class Platform:
     seen: ClassVar[list[object]] = []
 

@@ -67,6 +67,13 @@ def test_chosen_without_a_choice(capability: tuple[int, int], kv: str) -> None:
         assert name_of(ask(sparse(kv))) == wanted
 
 
+def test_a_block_size_that_does_not_fit_is_told_with_the_one_that_does() -> None:
+    FakeGpu.choose(12, 0)
+    with pytest.raises(ValueError, match=r"TRITON_MLA_SPARSE: .*16 tokens: use --block-size 64"):
+        ask(sparse(block_size=16))
+    assert name_of(ask(sparse(block_size=64))) == OURS
+
+
 @pytest.mark.parametrize("kv", ["auto", "bfloat16", "fp8_ds_mla"])
 def test_sm100_is_left_to_stock(kv: str, monkeypatch: pytest.MonkeyPatch) -> None:
     empty = torch.empty  # a stock module takes GPU memory when it is imported
