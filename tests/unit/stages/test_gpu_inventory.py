@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -15,7 +16,8 @@ from tests.gpu.host.inventory import inventory, pairs
 @pytest.mark.parametrize("gpus", [1, 2])
 def test_it_resolves_to_the_profile_with_a_vllm_of_the_host(gpus: int, tmp_path: Path) -> None:
     golden = tmp_path / "golden.json"
-    golden.write_text("{}")
+    prompts = [{"name": "short", "prompt": [1], "tokens": [2]}]
+    golden.write_text(json.dumps({"format": 1, "prompts": prompts}))
     document = inventory(
         "/opt/models/tiny", "tiny-00001-of-00003.gguf", golden, "/opt/torch/bin/python3",
         site=["/opt/site"], gpus=gpus, environment={"CUDA_HOME": "/usr/local/cuda"},
