@@ -7,17 +7,24 @@ the file that it was given.
 
 from __future__ import annotations
 
+import copy
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from vllm_gguf_plugin.config_parser import GGUFConfigParser
 
+from glm5_kernel.gguf.errors import GgufError
 from glm5_kernel.gguf.folders import only_model
 from glm5_kernel.gguf.hf_config import complete
-from glm5_kernel.gguf.prepare import MODEL_TYPES, open_source
+from glm5_kernel.gguf.prepare import DRAFT_TYPES, MODEL_TYPES, open_source
+from glm5_kernel.gguf.reader import read_file
 
 logger = logging.getLogger("vllm.glm5_kernel")
+
+GLM5 = "glm-dsa"
+"""The architecture that no model but GLM-5 has; `deepseek2` files are of many."""
 
 
 class CompletingConfigParser(GGUFConfigParser):
@@ -38,14 +45,43 @@ class CompletingConfigParser(GGUFConfigParser):
             trust_remote_code: as in vLLM, like all that follow.
 
         Raises:
-            GgufError: the only model in the folder cannot be used, or contradicts config.json.
+            GgufError: the only model in the folder cannot be used, contradicts config.json, or has
+                no MTP block where vLLM asks for the config of its draft.
         """
         stated, config = super().parse(model, trust_remote_code, revision, code_revision, **kwargs)
         path = only_model(Path(model))
-        if config.model_type not in MODEL_TYPES or path is None:
+        if path is None:
+            return stated, config
+        if config.model_type not in MODEL_TYPES:
+            _refuse_other_config(path, config.model_type)
             return stated, config
         source = open_source(str(path), stated)
+        if not source.hp.mtp_layers and _is_draft(config, kwargs.get("hf_overrides")):
+            raise GgufError(
+                f"{source.model.paths[0]}: speculative decoding by MTP is asked for, but the file "
+                "has no MTP block; leave --speculative-config out, or take a file that has one"
+            )
         complete(config, stated, source.hp, source.pattern)
         # The plugin looks for the head in one file of a split alone; these models are untied.
         config.update({"tie_word_embeddings": False})
         return stated, config
+
+
+def _refuse_other_config(path: Path, model_type: str) -> None:
+    """Refuse a GLM-5 beside another model's config.json; other files are the plugin's."""
+    try:
+        architecture = read_file(path).metadata.get("general.architecture")
+    except (GgufError, OSError):
+        return
+    if architecture == GLM5:
+        raise GgufError(
+            f"{path}: config.json does not belong to it: model_type is {model_type!r:.99} in "
+            f"config.json, and the file's architecture is {GLM5}, which is {MODEL_TYPES[0]!r}"
+        )
+
+
+def _is_draft(config: Any, overrides: object) -> bool:  # noqa: ANN401
+    """Whether vLLM asks for an MTP draft's config: it then overrides the model's by a function."""
+    if isinstance(overrides, Mapping) or not callable(overrides):
+        return False
+    return getattr(overrides(copy.deepcopy(config)), "model_type", None) in DRAFT_TYPES

@@ -61,8 +61,21 @@ def test_a_table_is_shared_with_the_draft(tmp_path: Path) -> None:
     assert load_rank(paths[0]).lm_head.weight is None
 
 
-def test_a_draft_that_the_file_has_no_block_for(tmp_path: Path) -> None:
+@pytest.mark.parametrize("claimed", [0, 1])
+def test_a_draft_that_the_file_has_no_block_for(tmp_path: Path, claimed: int) -> None:
+    """Told where the arguments are read; vLLM itself divides by a config's 0 blocks."""
     _, paths = make_files(tmp_path)
+    stated = json.loads((tmp_path / "config.json").read_text())
+    stated["num_nextn_predict_layers"] = claimed
+    (tmp_path / "config.json").write_text(json.dumps(stated))
+    with pytest.raises(ValueError, match="the file has no MTP block; leave --speculative-config"):
+        config_for(paths[0], speculative_config={"method": "mtp", "num_speculative_tokens": 1})
+
+
+def test_a_draft_is_checked_again_when_it_is_loaded(tmp_path: Path) -> None:
+    """Of two models in a folder neither is checked before."""
+    _, paths = make_files(tmp_path, quant="q8_0")
+    make_files(tmp_path, quant="q4_0")
     stated = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(stated | {"num_nextn_predict_layers": 1}))
     with pytest.raises(GgufError, match="there is no MTP block"):
@@ -110,6 +123,15 @@ def test_every_contradiction_at_once(tmp_path: Path) -> None:
     for part in ("num_hidden_layers is 5 in config.json, 4 in the file", "index_topk is 77",
                  "rope_theta is 1.0 in config.json, 1000000.0 in the file"):  # fmt: skip
         assert part in text
+
+
+def test_another_models_config(tmp_path: Path) -> None:
+    _, paths = make_files(tmp_path)
+    stated = json.loads((tmp_path / "config.json").read_text())
+    stated |= {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+    (tmp_path / "config.json").write_text(json.dumps(stated))
+    with pytest.raises(ValueError, match=r"model_type is 'llama' in config\.json.*'glm_moe_dsa'"):
+        config_for(paths[0])
 
 
 def test_a_missing_shard(tmp_path: Path) -> None:
