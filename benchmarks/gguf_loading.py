@@ -5,10 +5,10 @@
         --page docs/gguf.md
 
 DIR gets a model with GLM-5's widths and as many layers as make `--gigabytes` (deleted afterwards,
-unless --keep). Every reading begins with the file out of the page cache, which is checked. The
-yardstick is `dd bs=32M of=/dev/null`, and the same reading into one page-locked buffer. Loading is
-vLLM's own model made and filled by our loader in a process of its own: the time is that of filling,
-the memory the rise of the process's peak over what it held before.
+unless --keep). Before every reading the page cache is dropped, and how much of the file stayed in
+it is noted. The yardstick is `dd bs=32M of=/dev/null`, and the same reading into one page-locked
+buffer. Loading is vLLM's own model made and filled by our loader in a process of its own: the time
+is that of filling, the memory the rise of the process's peak over what it held before.
 """
 
 from __future__ import annotations
@@ -242,6 +242,8 @@ def show(result: dict[str, Any]) -> str:
             f"- memory: {rise / (1 << 30):.2f} GiB beside the share (aim 2): "
             f"{'met' if rise <= AIM_MEMORY else 'missed'}",
         ]
+    left = [round(100 * row["cached"]) for row in rows]
+    lines.append(f"- left in the page cache before each: {min(left)} to {max(left)} % of the file")
     return "\n".join(lines)
 
 
