@@ -390,6 +390,13 @@ def read_config(path: str | Path, needed: bool) -> dict[str, Any]:
     return config
 
 
+def _gpus(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} GPUs; at least 1 is right")
+    return number
+
+
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m glm5_kernel inspect",
@@ -399,7 +406,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument(
         "--tp",
-        type=int,
+        type=_gpus,
         action="append",
         metavar="N",
         help="tell the memory for N GPUs (repeatable; default 1, 2, 4, 8, 16)",

@@ -195,6 +195,8 @@ def test_bare_configs_leave_out_what_the_file_tells() -> None:
         (["--split", "0"], "split: got 0; allowed: from 1 to"),
         (["--seed", "-1"], "seed: got -1; allowed: from 0 to"),
         (["--quant", "q9"], "invalid choice: 'q9'"),
+        (["--shared", "repeat"], "--shared and --no-types are forms of 5.2; add --variant glm5.2"),
+        (["--no-types"], "--shared and --no-types are forms of 5.2; add --variant glm5.2"),
     ],
 )
 def test_wrong_usage(
@@ -213,6 +215,16 @@ def test_a_gpu_that_is_not_there_is_refused_before_anything_is_written(
     assert main([str(folder), "--dims", "micro", "--device", "cuda"]) == 1
     assert "--device cuda: torch has no GPU here" in capsys.readouterr().err
     assert not folder.exists()
+
+
+def test_golden_tokens_that_no_context_holds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(tmp_path), "--dims", "micro", "--context", "23"]) == 0
+    assert (
+        "golden tokens: none: the context of 23 tokens holds no prompt" in capsys.readouterr().out
+    )
+    assert not (tmp_path / "golden.json").exists()
 
 
 MICRO = ["--dims", "micro", "--no-golden"]

@@ -119,6 +119,14 @@ def test_bad_files_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "shards missing" in json.loads(captured.out)["problems"][0]
 
 
+@pytest.mark.parametrize("number", ["0", "-2", "two"])
+def test_a_number_of_gpus_that_cannot_be(number: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["m.gguf", f"--tp={number}"])
+    assert caught.value.code == 2
+    assert "argument --tp: " in capsys.readouterr().err
+
+
 def test_bad_configs(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     assert read_config(path, needed=False) == {}

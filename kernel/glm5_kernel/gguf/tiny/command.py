@@ -87,8 +87,10 @@ def spec_from(args: argparse.Namespace) -> TinySpec:
     """The model that the arguments describe.
 
     Raises:
-        ValueError: dimensions that cannot be.
+        ValueError: dimensions that cannot be, or a form that the variant has not.
     """
+    if args.variant == "glm5" and (args.shared or not args.types):
+        raise ValueError("--shared and --no-types are forms of 5.2; add --variant glm5.2")
     names = {
         "hidden": args.hidden,
         "heads": args.heads,
@@ -107,7 +109,7 @@ def spec_from(args: argparse.Namespace) -> TinySpec:
         changes=changes,
         quant=args.quant,
         seed=args.seed,
-        shared=args.shared,
+        shared=args.shared or "omit",
         types=args.types,
         kv_b=args.kv_b,
         same_experts=args.same_experts,
@@ -163,7 +165,7 @@ def _add_dimensions(group: Any) -> None:  # noqa: ANN401
 
 def _add_forms(group: Any) -> None:  # noqa: ANN401
     group.add_argument(
-        "--shared", choices=("omit", "repeat"), default="omit",
+        "--shared", choices=("omit", "repeat"),
         help="whether shared layers of 5.2 leave out or repeat their indexer (default omit)",
     )  # fmt: skip
     group.add_argument("--no-types", dest="types", action="store_false",

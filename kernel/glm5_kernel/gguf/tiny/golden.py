@@ -87,7 +87,14 @@ def write_golden(
 
     Raises:
         MissingPackageError: torch, transformers or gguf is not installed.
+        ValueError: no prompt fits the context.
     """
+    lengths = _lengths(spec)
+    if not lengths:
+        raise ValueError(
+            f"the context of {spec.hp.context} tokens holds no prompt and its {NEW_TOKENS} tokens; "
+            "give --context more"
+        )
     torch, transformers = (
         package("torch", "golden tokens"),
         package("transformers", "golden tokens"),
@@ -97,7 +104,7 @@ def write_golden(
     tensors = read_tensors(paths)
     model = build_model(config(spec), tensors, spec.hp, spec.pattern).to(device)
     tools = _Tools(model, copy.deepcopy(model).to(torch.bfloat16), tokenizer)
-    goldens = [_best(spec, name, length, tools) for name, length in _lengths(spec)]
+    goldens = [_best(spec, name, length, tools) for name, length in lengths]
     for each in goldens:
         say(
             f"golden {each.name}: {len(each.prompt)} tokens, margin {each.margin:.2f}, bf16 moves "
