@@ -76,7 +76,7 @@ def _prepare(place: Place) -> None:
     _say("==> wheels of vLLM for the CPU (downloaded once)")
     wheels = _wheels(python)
     _say(f"    {wheels.folder}, torch {wheels.torch}")
-    _say("==> a tiny GLM-5 in GGUF: random weights, and what transformers answers with them")
+    _say("==> a tiny GLM-5 in GGUF: random weights, and what transformers answers")
     _say(f"    {FOLDER}")
     _boot(place)
     place.write_api_key()
@@ -136,10 +136,10 @@ def _what_next(place: Place, inventory: str) -> None:
         ("up", "again: 0 changes"),
         ("status", "release, uptime, health, load"),
         ("logs -f", "follow what the server says"),
-        ("up --check --diff", "what a change would do: edit `override` in the inventory first"),
+        ("up --check --diff", "edit `override` first: its diff"),
         ("up", "deploy that change"),
         ("rollback", "back to the release before it"),
-        ("down", "stop the server; `up` starts it again"),
+        ("down", "stop it; `up` starts it again"),
     ):
         _say(f"  {f'{program} {arguments}':<42} # {meaning}")
     _say(f"  {shlex.join(place.bed().ssh('demo'))}")

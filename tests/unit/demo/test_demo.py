@@ -26,6 +26,7 @@ def test_rollback_follows_a_change(
     demo._what_next(place, "inventory.yml")
     said = capsys.readouterr().out
     assert said.index("edit `override`") < said.index("deploy that change") < said.index("rollback")
+    assert max(map(len, said.splitlines())) <= 80
 
 
 def test_down_without_a_demo_says_so(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
