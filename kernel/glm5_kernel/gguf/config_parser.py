@@ -45,11 +45,13 @@ class CompletingConfigParser(GGUFConfigParser):
             trust_remote_code: as in vLLM, like all that follow.
 
         Raises:
-            GgufError: the only model in the folder cannot be used, contradicts config.json, or has
-                no MTP block where vLLM asks for the config of its draft.
+            GgufError: the only model in the folder cannot be used, has no config.json or
+                contradicts it, or has no MTP block where vLLM asks for the config of its draft.
         """
-        stated, config = super().parse(model, trust_remote_code, revision, code_revision, **kwargs)
         path = only_model(Path(model))
+        if path is not None:
+            _refuse_no_config(path)
+        stated, config = super().parse(model, trust_remote_code, revision, code_revision, **kwargs)
         if path is None:
             return stated, config
         if config.model_type not in MODEL_TYPES:
@@ -67,17 +69,30 @@ class CompletingConfigParser(GGUFConfigParser):
         return stated, config
 
 
+def _refuse_no_config(path: Path) -> None:
+    """Refuse a GLM-5 without config.json, which transformers would call an unrecognized model."""
+    if not (path.parent / "config.json").is_file() and _architecture(path) == GLM5:
+        raise GgufError(
+            f"{path.parent}: there is no config.json beside {path.name}; put config.json and the "
+            "tokenizer of the original model there"
+        )
+
+
 def _refuse_other_config(path: Path, model_type: str) -> None:
     """Refuse a GLM-5 beside another model's config.json; other files are the plugin's."""
-    try:
-        architecture = read_file(path).metadata.get("general.architecture")
-    except (GgufError, OSError):
-        return
-    if architecture == GLM5:
+    if _architecture(path) == GLM5:
         raise GgufError(
             f"{path}: config.json does not belong to it: model_type is {model_type!r:.99} in "
             f"config.json, and the file's architecture is {GLM5}, which is {MODEL_TYPES[0]!r}"
         )
+
+
+def _architecture(path: Path) -> object:
+    """What the file says that it is; None where it cannot be read."""
+    try:
+        return read_file(path).metadata.get("general.architecture")
+    except (GgufError, OSError):
+        return None
 
 
 def _is_draft(config: Any, overrides: object) -> bool:  # noqa: ANN401

@@ -134,6 +134,15 @@ def test_another_models_config(tmp_path: Path) -> None:
         config_for(paths[0])
 
 
+def test_no_config(tmp_path: Path) -> None:
+    _, paths = make_files(tmp_path)
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(
+        ValueError, match=r"no config\.json beside .*put config\.json and the token"
+    ):
+        config_for(paths[0])
+
+
 def test_a_missing_shard(tmp_path: Path) -> None:
     _, paths = make_files(tmp_path, split=3)
     paths[1].unlink()
