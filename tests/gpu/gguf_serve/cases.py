@@ -139,6 +139,7 @@ def arguments(case: Case, file: str, port: int) -> list[str]:
         given.append("--enforce-eager")
     if case.drafts:
         draft = {"method": "mtp", "num_speculative_tokens": case.drafts}
+        draft["attention_backend"] = case.backend  # vLLM chooses the draft's by itself otherwise
         given += ["--speculative-config", json.dumps(draft)]
     if case.tensor_parallel > 1:
         given += ["--tensor-parallel-size", str(case.tensor_parallel)]
