@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,8 @@ def test_drafts_are_made_where_the_file_has_an_mtp_block() -> None:
 def test_arguments_follow_the_case() -> None:
     given = cases.arguments(cases.ALL["5.2-mtp-tp2"], "FILE", 8100)
     assert given[:3] == ["FILE", "--load-format", "gguf"]
-    assert '{"method": "mtp", "num_speculative_tokens": 1}' in given
+    draft = json.loads(given[given.index("--speculative-config") + 1])
+    assert draft == {"method": "mtp", "num_speculative_tokens": 1, "attention_backend": "CUSTOM"}
     assert given[given.index("--tensor-parallel-size") + 1] == "2"
     assert "--disable-custom-all-reduce" in given
     assert "--disable-custom-all-reduce" not in cases.arguments(
