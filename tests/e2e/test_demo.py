@@ -112,12 +112,12 @@ def test_the_doctor_is_green_on_the_host_and_names_its_vllm(place: Place) -> Non
 def test_a_host_that_the_doctor_refuses_keeps_its_server(cli: Cli, place: Place) -> None:
     host = place.bed().hosts[HOST]
     before = invocation(host)
-    inventory = overridden(place, environment={"GLM5_INDEXER": "nonsense"})
+    inventory = overridden(place, environment={"GLM5_GGUF": "nonsense"})
     for _ in range(2):  # what was installed and written meanwhile does not let it pass
         refused = cli("up", "-i", inventory, "--json", expect=1).json["hosts"][HOST]
         assert refused["status"] == "failed"
         assert "the kernel doctor refuses this host" in refused["error"]["message"]
-        assert "GLM5_INDEXER=nonsense" in refused["error"]["message"]
+        assert "GLM5_GGUF=nonsense" in refused["error"]["message"]
         statuses = {check["name"]: check["status"] for check in refused["checks"]}
         assert (statuses["vLLM"], statuses["registration"]) == ("passed", "failed")
         assert not {"release", "service"} & {change["stage"] for change in refused["changes"]}
@@ -129,10 +129,10 @@ def test_the_plugin_is_found_in_server_engine_and_worker(cli: Cli, place: Place)
     # vLLM logs nothing of plugins while it reads the server's arguments: a setting that the plugin
     # refuses shows that it was called there, before there is an engine.
     serve = [f"{venv_of(host)}/bin/vllm", "serve", MODEL]
-    refused = host.exec(["env", "GLM5_INDEXER=nonsense", *serve], check=False)
+    refused = host.exec(["env", "GLM5_GGUF=nonsense", *serve], check=False)
     assert refused.returncode != 0
     said = refused.stdout + refused.stderr
-    assert "GLM5_INDEXER=nonsense" in said
+    assert "GLM5_GGUF=nonsense" in said
     assert "EngineCore" not in said
 
     inventory = overridden(
