@@ -59,8 +59,15 @@ def test_attention_is_called_with_nothing_to_read(fp8: bool) -> None:
     )  # fmt: skip
 
 
-def test_the_indexer_is_called_with_nothing_to_read() -> None:
-    assert warmup.warm_indexer(20, 300, 900, 32, 16, 2, CPU) >= 5
+@pytest.mark.parametrize("default", [torch.float32, torch.bfloat16])
+def test_the_indexer_is_called_with_nothing_to_read(default: torch.dtype) -> None:
+    """vLLM makes the model's dtype torch's default while it builds it."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(default)
+    try:
+        assert warmup.warm_indexer(20, 300, 900, 32, 16, 2, CPU) >= 5
+    finally:
+        torch.set_default_dtype(before)
 
 
 def test_chunks_begin_at_multiples_of_16_bytes() -> None:

@@ -140,19 +140,19 @@ def warm_indexer(
 
 def _warm_logits(heads: int, tokens: list[int], device: torch.device) -> int:
     """Scores of no key, for decoded tokens and for a prefill."""
-    e4m3 = torch.float8_e4m3fn
     none = torch.zeros(1, 4, dtype=torch.int32, device=device)
     cache = torch.zeros(1, PAGE, 132, dtype=torch.uint8, device=device)
+    zeros, e4m3 = torch.zeros(1, 128, dtype=torch.uint8, device=device), torch.float8_e4m3fn
+    scale = torch.zeros(1, dtype=torch.float32, device=device)
     configs = PAGED[device_table(device)[0]]
     for count in tokens:
-        q = torch.zeros(1, count, heads, 128, device=device).to(e4m3)
-        weights = torch.zeros(count, heads, device=device)
+        q = zeros.repeat(1, count, heads, 1).view(e4m3)
+        weights = scale.repeat(count, heads)
         lengths = torch.zeros(1, count, dtype=torch.int32, device=device)
         for config in configs:
             paged_mqa_logits(
                 q, cache, weights, lengths, none, max_context=PAGE, force_config=config
             )
-    key = torch.zeros(1, 128, device=device).to(e4m3)
-    q, weights = torch.zeros(1, heads, 128, device=device), torch.zeros(1, heads, device=device)
-    mqa_logits(q.to(e4m3), key, torch.zeros(1, device=device), weights, none[0, :1], none[0, :1])
+    q, weights = zeros.repeat(1, heads, 1).view(e4m3), scale.repeat(1, heads)
+    mqa_logits(q, zeros.view(e4m3), scale, weights, none[0, :1], none[0, :1])
     return len(tokens) * len(configs) + 1
