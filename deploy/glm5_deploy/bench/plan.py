@@ -13,7 +13,14 @@ OUTPUT_TOKENS = 128
 LIMIT = 900
 """Seconds for all loads of a host."""
 
+MOST = 1_000_000
+"""Of requests at once, in all, and tokens of a prompt: more is a slip of the finger."""
+
 _LONG = 4000
+_MOST_TOKENS = 100_000_000
+"""Tokens of a load's prompts, which vLLM's benchmark makes before it sends the first: more than
+this is gigabytes of memory beside the server.
+"""
 _MARGIN = 16
 """Tokens that a tokenizer may add to a prompt: its special ones, and what does not come back as it
 was after decoding."""
@@ -59,16 +66,22 @@ def parse_numbers(option: str, text: str) -> tuple[int, ...]:
     """``1,8,64`` as numbers, each once, in their order.
 
     Raises:
-        UsageError: something in it is no whole number above 0.
+        UsageError: something in it is no whole number from 1 to `MOST`.
     """
     words = [word.strip() for word in text.split(",")]
-    wrong = [word for word in words if not word.isdecimal() or int(word) == 0]
+    wrong = [word for word in words if not _is_number(word)]
     if wrong:
         raise UsageError(
-            f"{option} {text}: {wrong[0] or 'nothing'} is no whole number above 0",
+            f"{option} {text[:40]}: {wrong[0][:40] or 'nothing'} is no whole number from 1 to"
+            f" {MOST:,}",
             f"separate numbers with commas: {option} 1,8",
         )
     return tuple(dict.fromkeys(map(int, words)))
+
+
+def _is_number(word: str) -> bool:
+    # Python refuses to read thousands of digits.
+    return word.isdecimal() and len(word) <= len(str(MOST)) and 0 < int(word) <= MOST
 
 
 def requests(concurrency: int, prompt_tokens: int) -> int:
@@ -90,11 +103,24 @@ def loads(wanted: Wanted, room: int | None) -> tuple[Load, ...]:
         PreflightError: what was asked for does not fit.
     """
     prompts = _prompts(wanted, room)
-    return tuple(
+    chosen = tuple(
         Load(concurrency, tokens, wanted.requests or requests(concurrency, tokens))
         for tokens in sorted(prompts)
         for concurrency in sorted(wanted.concurrency)
     )
+    for load in chosen:
+        _bearable(load)
+    return chosen
+
+
+def _bearable(load: Load) -> None:
+    tokens = load.requests * load.prompt_tokens
+    if tokens > _MOST_TOKENS:
+        raise PreflightError(
+            f"{load.requests:,} requests with prompts of {load.prompt_tokens:,} tokens are"
+            f" {tokens:,} tokens: a load is at most {_MOST_TOKENS:,}",
+            f"--requests {_MOST_TOKENS // load.prompt_tokens}",
+        )
 
 
 def _prompts(wanted: Wanted, room: int | None) -> Sequence[int]:

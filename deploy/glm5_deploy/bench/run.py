@@ -9,9 +9,9 @@ from pathlib import PurePosixPath
 
 from glm5_deploy.bench.plan import Load, Wanted, loads
 from glm5_deploy.bench.result import Results, rows
-from glm5_deploy.bench.served import JOB, Served, ask, read_served
+from glm5_deploy.bench.served import JOB, Served, ask, invocation, read_served
 from glm5_deploy.config.models import Target
-from glm5_deploy.errors import ExitCode, PreflightError
+from glm5_deploy.errors import CommandFailedError, ExitCode, PreflightError
 from glm5_deploy.hosts.command import Command, Secret, command
 from glm5_deploy.hosts.host import Host
 from glm5_deploy.onhost import program
@@ -56,7 +56,7 @@ class BenchRun:
             text = f"the server has {answering.busy} requests of others: the figures tell of both"
             self.events.note(self.host.name, text)
         self._tell_room(chosen)
-        self._carry_out(job)
+        self._carry_out(job, len(chosen))
         return self._outcome(served)
 
     def job(self, served: Served, chosen: Sequence[Load]) -> Transient:
@@ -110,7 +110,7 @@ class BenchRun:
             )
             self.events.note(self.host.name, text)
 
-    def _carry_out(self, job: Transient) -> None:
+    def _carry_out(self, job: Transient, count: int) -> None:
         name = self.host.name
 
         def progress(text: str, fraction: float | None) -> None:
@@ -128,17 +128,31 @@ class BenchRun:
             stop = command("systemctl", "stop", "--", f"{job.unit}.service")
             self.host.run(stop, sudo=True, check=False)
             raise
+        except CommandFailedError:
+            # Of two who follow the same one, the first to see its end clears the unit away.
+            if len(self.results.loads) < count:
+                raise
 
     def _outcome(self, served: Served) -> HostOutcome:
         name, smoke = self.host.name, self.target.profile.smoke
         checks = rows(self.results.loads, smoke, self.wanted.limit, name)
+        error = self._restarted(served) or _error(self.results, checks)
         return HostOutcome(
             name,
-            "failed" if (error := _error(self.results, checks)) else "unchanged",
+            "failed" if error else "unchanged",
             release=served.release,
             checks=checks,
             error=error,
             data=self.results.to_json(),
+        )
+
+    def _restarted(self, served: Served) -> ErrorReport | None:
+        """Figures of two servers, or of one that was loading, are of neither."""
+        if invocation(self.host, self.target) == served.invocation:
+            return None
+        return ErrorReport(
+            "the server ended or was started again meanwhile: the figures are not of one server",
+            f"glm5-deploy logs --host {self.host.name} --explain; then measure again",
         )
 
 

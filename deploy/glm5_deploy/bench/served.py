@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 
 from glm5_deploy.config.models import Target
 from glm5_deploy.errors import PreflightError
-from glm5_deploy.hosts.command import Secret, script
+from glm5_deploy.hosts.command import Secret, command, script
 from glm5_deploy.hosts.host import Host
 from glm5_deploy.smoke.api import AnswerError, Api
 from glm5_deploy.status.probe import read_load
@@ -68,6 +68,14 @@ def read_served(host: Host, target: Target) -> Served:
     python = target.root / "venvs" / venv / "bin" / "python"
     running = tuple(name.removesuffix(".service") for name in jobs.split())
     return Served(PurePosixPath(link).name, python, values.get("InvocationID", ""), running)
+
+
+def invocation(host: Host, target: Target) -> str | None:
+    """What `Served.invocation` is now; None where the server does not run."""
+    unit = target.profile.unit_name
+    look = command("systemctl", "show", "-p", "ActiveState", "-p", "InvocationID", "--", unit)
+    values = dict(line.partition("=")[::2] for line in host.run(look).stdout.splitlines())
+    return values.get("InvocationID") if values.get("ActiveState") == "active" else None
 
 
 def _not_active(host: str, unit: str, values: dict[str, str]) -> tuple[str, str]:

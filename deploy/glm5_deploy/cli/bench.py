@@ -36,7 +36,10 @@ PromptOption = Annotated[
     ),
 ]
 OutputOption = Annotated[
-    int, typer.Option("--output-tokens", metavar="N", min=2, help="Tokens of every answer.")
+    int,
+    typer.Option(
+        "--output-tokens", metavar="N", min=2, max=1_000_000, help="Tokens of every answer."
+    ),
 ]
 RequestsOption = Annotated[
     int | None,
@@ -44,6 +47,7 @@ RequestsOption = Annotated[
         "--requests",
         metavar="N",
         min=1,
+        max=1_000_000,
         help="Requests of each load; default: twice as many as are at once, or as many with long"
         " prompts.",
     ),
@@ -54,6 +58,7 @@ LimitOption = Annotated[
         "--limit",
         metavar="SECONDS",
         min=1,
+        max=86_400,
         help="For all loads of a host; what is not done by then is stopped or left out.",
     ),
 ]

@@ -39,9 +39,9 @@ systemd-run --quiet --unit="$unit" --service-type=exec --remain-after-exit \\
 """
 
 # Waits up to a second for the end, so that short work is noticed at once and long work costs few
-# round trips.
+# round trips. Who joined looks too: what the other one stopped is read by the start that was seen.
 _POLL = """
-unit=$1.service cursor=$2; n=0
+unit=$1.service cursor=$2 seen=$3; n=0
 while :; do
   state=$(systemctl show -p LoadState -p ActiveState -p SubState -p Result -p ExecMainStatus \\
     -p InvocationID -- "$unit")
@@ -53,9 +53,10 @@ while :; do
 done
 printf '%s\\n\\n' "$state"
 run=$(printf '%s\\n' "$state" | sed -n 's/^InvocationID=//p')
+run=${run:-$seen}
 journalctl -q --no-pager -o cat --show-cursor ${cursor:+"--after-cursor=$cursor"} \\
   "_SYSTEMD_INVOCATION_ID=$run" 2>/dev/null || :
-case $state in *SubState=exited*) systemctl stop -- "$unit" ;; esac
+case $state in *SubState=exited*) systemctl stop -- "$unit" 2>/dev/null || : ;; esac
 """
 
 _EARLIER = {
@@ -147,10 +148,11 @@ def _follow(
 ) -> tuple[str, ...]:
     lines: list[str] = []
     cursor: str | None = None
+    seen = ""
     while True:
         cancel.check()
-        state = _look(host, job, cursor, cancel, note)
-        cursor = state.cursor
+        state = _look(host, job, cursor, seen, cancel, note)
+        cursor, seen = state.cursor, state.properties.get("InvocationID") or seen
         for line in _without(job.hidden, state.lines):
             said = parse_progress(line)
             if said is None:
@@ -172,13 +174,18 @@ def _without(hidden: Iterable[Secret], lines: Iterable[str]) -> Iterator[str]:
 
 
 def _look(
-    host: Host, job: Transient, cursor: str | None, cancel: Cancel, note: Callable[[str], None]
+    host: Host,
+    job: Transient,
+    cursor: str | None,
+    seen: str,
+    cancel: Cancel,
+    note: Callable[[str], None],
 ) -> JobState:
     """Poll once, waiting for a host that is away."""
     until: float | None = None
     while True:
         try:
-            result = host.run(script(_POLL, job.unit, cursor or ""), sudo=True, timeout=30)
+            result = host.run(script(_POLL, job.unit, cursor or "", seen), sudo=True, timeout=30)
             return parse_poll(result.stdout, cursor)
         except (UnreachableError, CommandTimeoutError) as error:
             cancel.check()

@@ -44,12 +44,26 @@ def test_what_does_not_fit_is_refused(wanted: Wanted, hint: str) -> None:
     assert refused.value.hint == hint
 
 
+def test_the_largest_number_is_taken() -> None:
+    assert parse_numbers("--concurrency", "1000000") == (1_000_000,)
+
+
 def test_numbers_are_taken_once_each() -> None:
     assert parse_numbers("--concurrency", "8, 1,8") == (8, 1)
 
 
-@pytest.mark.parametrize("text", ["", "1,", "0", "-1", "1.5", "8k", "1;2", "²"])
+@pytest.mark.parametrize(
+    "text", ["", "1,", "0", "-1", "1.5", "8k", "1;2", "²", "1000001", "9" * 5000]
+)
 def test_what_is_no_number_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--concurrency") as refused:
         parse_numbers("--concurrency", text)
     assert refused.value.hint == "separate numbers with commas: --concurrency 1,8"
+    assert len(refused.value.message) < 150
+
+
+def test_a_load_that_would_fill_the_memory_of_the_host_is_refused() -> None:
+    assert words(Wanted((50_000,), (1000,)), None) == ["50000:1000:100000"]
+    with pytest.raises(PreflightError, match=r"50,001 requests .* 100,002,000 tokens") as refused:
+        loads(Wanted((1,), (2000,), requests=50_001), None)
+    assert refused.value.hint == "--requests 50000"

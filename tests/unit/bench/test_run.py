@@ -13,7 +13,7 @@ import pytest
 from glm5_deploy.bench.plan import Wanted
 from glm5_deploy.bench.run import BenchRun
 from glm5_deploy.config.models import HostSettings, Profile, Target
-from glm5_deploy.errors import ExitCode, PreflightError
+from glm5_deploy.errors import CommandFailedError, ExitCode, PreflightError
 from glm5_deploy.hosts.command import Command, Secret
 from glm5_deploy.hosts.fake import Expected, FakeHost
 from glm5_deploy.report.events import Silent
@@ -85,8 +85,10 @@ def looked(unit: str = ACTIVE, release: str = "r1", jobs: str = "", **profile: A
     )
 
 
-def job(*loads: dict[str, Any], started: str = "started", **state: str) -> list[Expected]:
-    """The job's start, and one look at its end."""
+def job(
+    *loads: dict[str, Any], started: str = "started", after: str = ACTIVE, **state: str
+) -> list[Expected]:
+    """The job's start, one look at its end, and which start of the server is at work then."""
     properties = {"SubState": "exited", "ActiveState": "active", "Result": "success"} | state
     head = {"vllm": "0.26.0", "seed": 1, "began": 1.0}
     lines = [f"RESULT {json.dumps(document)}" for document in (head, *loads)]
@@ -95,6 +97,7 @@ def job(*loads: dict[str, Any], started: str = "started", **state: str) -> list[
     return [
         Expected(is_start, f"{started}\n"),
         Expected(lambda command: "--show-cursor" in command.argv[2], f"{text}\n{body}\n"),
+        Expected(lambda command: command.argv[:2] == ("systemctl", "show"), after),
     ]
 
 
@@ -151,7 +154,7 @@ def test_the_name_follows_from_what_is_measured(serve: Serve) -> None:
         (Wanted((1,), (200,)), ACTIVE),
         (Wanted((1,), (100,)), ACTIVE.replace("abc", "def")),
     ):
-        host.expected += [looked(unit), *job(LOAD)]
+        host.expected += [looked(unit), *job(LOAD, after=unit)]
         bench(target, host, wanted)[0].run()
         names.append(started(host)[0])
         host.calls.clear()
@@ -269,6 +272,30 @@ def test_exit_codes(
     assert (outcome.error is not None) == bool(message)
     assert message in (outcome.error.message if outcome.error else "")
     assert len(outcome.data["loads"]) == len(loads)
+
+
+def test_a_unit_that_the_other_follower_cleared_away_is_no_failure(serve: Serve) -> None:
+    target, host = serve()
+    gone = {"LoadState": "not-found", "SubState": "dead", "ActiveState": "inactive"}
+    host.expected += [looked(), *job(LOAD, started="joined", **gone)]
+    assert bench(target, host)[0].run().status == "unchanged"
+    target, host = serve()
+    host.expected += [looked(), *job(LOAD, started="joined", **gone)]
+    with pytest.raises(CommandFailedError, match="is gone"):
+        bench(target, host, Wanted((1, 2), (100,), 16))[0].run()
+
+
+@pytest.mark.parametrize(
+    "after", [ACTIVE.replace("abc", "def"), ACTIVE.replace("active", "activating", 1), "\n"]
+)
+def test_figures_of_two_servers_are_no_success(after: str, serve: Serve) -> None:
+    target, host = serve()
+    host.expected += [looked(), *job(LOAD, after=after)]
+    outcome = bench(target, host)[0].run()
+    assert outcome.exit_code is ExitCode.HOST_FAILED
+    assert outcome.error is not None
+    assert outcome.error.message.startswith("the server ended or was started again")
+    assert len(outcome.data["loads"]) == 1
 
 
 def test_ctrl_c_ends_it_on_the_host(serve: Serve) -> None:
