@@ -144,7 +144,8 @@ def _unmeasured(results: Iterable[Result], limit: int, host: str) -> Iterable[Ch
 
 def _floors(results: Iterable[Result], smoke: Smoke) -> Iterable[Check]:
     """The profile's limits are for one stream; that of the first token for the shortest prompt."""
-    single = [each for each in results if each.concurrency == 1 and each.figures is not None]
+    measured = [each for each in results if each.status == "measured" and each.figures is not None]
+    single = [each for each in measured if each.concurrency == 1]
     single.sort(key=lambda each: each.prompt_tokens)
     for each in single if smoke.min_tokens_per_second is not None else ():
         yield _rate(each, smoke.min_tokens_per_second or 0.0)

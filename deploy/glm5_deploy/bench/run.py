@@ -86,6 +86,7 @@ class BenchRun:
             "--tokenizer", str(args.get("tokenizer") or tokenizer_folder(self.target)),
             "--answer", self.wanted.output_tokens, "--seconds", self.wanted.limit,
             "--loads", ",".join(load.word() for load in chosen),
+            "--alone", Paths.of(self.target).library,
             *(["--", *options] if options else []),
         )  # fmt: skip
 

@@ -36,7 +36,8 @@ def print_results(console: Console, host: str, results: Sequence[Result]) -> Non
 def _cells(result: Result) -> list[str]:
     asked = [str(each) for each in (result.concurrency, result.prompt_tokens, result.requests)]
     figures = result.figures
-    if figures is None:
+    if figures is None or result.status != "measured":
+        # Those of the few requests that were answered look as good as any.
         return [*asked, result.status]
     rates = (figures.tokens_per_second, figures.total_tokens_per_second)
     first, between = figures.ttft, figures.tpot

@@ -1,13 +1,14 @@
 """Measures the server of this host with vLLM's own benchmark, one load after the other.
 
     bench.py --url URL --model NAME --tokenizer FOLDER --answer N --seconds S --loads C:P:N[,…]
-             [-- OPTION…]
+             [--alone FOLDER] [-- OPTION…]
 
 Runs on the interpreter of the environment that is served, in which vLLM is imported once for all
 loads. A load is C requests at once, prompts of P tokens, N requests in all; OPTION… are options of
 `vllm bench serve` for every load. Before the first of a prompt length, a few requests that are not
 counted have compiled what they need. After S seconds the load at work is stopped, and what is left
-is skipped. The key that the server wants is taken from VLLM_API_KEY.
+is skipped. The key that the server wants is taken from VLLM_API_KEY. FOLDER is held meanwhile: where
+another one holds it, this ends at once.
 
 Standard output: lines of progress, and ``RESULT {json}`` at the beginning and after each load.
 Exit status 0 also where loads failed: their results say so.
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
 import io
 import json
 import os
@@ -83,6 +85,18 @@ class Server:
             *("--percentile-metrics", "ttft,tpot", "--metric-percentiles", "99"),
             *self.options,
         ]
+
+
+def alone(folder: str) -> None:
+    """Hold a folder until this ends: two that began in the same second saw no unit of the other.
+
+    Raises:
+        SystemExit: another benchmark holds it.
+    """
+    try:
+        fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise SystemExit("another benchmark runs here: run again when it is done") from error
 
 
 def prepare() -> None:
@@ -172,12 +186,13 @@ def result(document: dict[str, Any]) -> None:
     print(f"RESULT {json.dumps(document)}", flush=True)
 
 
-def parse(words: list[str]) -> tuple[Server, list[Load], float]:
+def parse(words: list[str]) -> tuple[Server, list[Load], float, str | None]:
     parser = argparse.ArgumentParser(allow_abbrev=False)
     for name in ("url", "model", "tokenizer", "loads"):
         parser.add_argument(f"--{name}", required=True)
     parser.add_argument("--answer", type=int, required=True)
     parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument("--alone")
     parser.add_argument("options", nargs="*")
     given = parser.parse_args(words)
     loads = []
@@ -185,11 +200,13 @@ def parse(words: list[str]) -> tuple[Server, list[Load], float]:
         concurrency, prompt, requests = map(int, text.split(":"))
         loads.append(Load(concurrency, prompt, given.answer, requests))
     server = Server(given.url, given.model, given.tokenizer, tuple(given.options))
-    return server, loads, given.seconds
+    return server, loads, given.seconds, given.alone
 
 
 def main(words: list[str]) -> None:
-    server, loads, seconds = parse(words)
+    server, loads, seconds, folder = parse(words)
+    if folder:
+        alone(folder)
     prepare()
     say(0, "importing vLLM")
     import vllm.benchmarks.serve  # before the clock runs

@@ -120,6 +120,15 @@ def test_the_table_fits(width: int) -> None:
     assert text[4].split() == ["64", "8000", "4", "skipped"]
 
 
+def test_a_load_of_which_some_requests_failed_shows_no_figures_and_is_not_judged() -> None:
+    partly = line(1, 1000, "measured", error="2 of 4 requests failed: no", completed=2)
+    found = results(partly.replace('"status": "measured"', '"status": "failed"'))
+    stream = io.StringIO()
+    print_results(Console(file=stream, width=80), "bw1", found.loads)
+    assert stream.getvalue().splitlines()[3].split() == ["1", "1000", "4", "failed"]
+    assert [name for name, *_ in checks(found, min_tokens_per_second=1)] == ["1 × 1000"]
+
+
 def test_what_was_measured_before_the_end_is_kept() -> None:
     lost = HostOutcome("bw1", "unreachable", data={"round_trips": 7})
     assert _whole(lost, Results()) is lost

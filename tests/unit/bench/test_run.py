@@ -136,7 +136,7 @@ def test_a_host_is_measured(serve: Serve) -> None:
         "/opt/glm5/venvs/v1/bin/python", "/opt/glm5/lib/bench.py",
         "--url", f"http://127.0.0.1:{port}", "--model", "tiny",
         "--tokenizer", "/opt/glm5/models/tiny", "--answer", "16", "--seconds", "900",
-        "--loads", "1:100:4", "--", "--trust-remote-code",
+        "--loads", "1:100:4", "--alone", "/opt/glm5/lib", "--", "--trust-remote-code",
     ]  # fmt: skip
     assert PurePosixPath("/opt/glm5/lib/bench.py") in host.files
     assert notes.texts == ["load 1/1"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
@@ -133,3 +134,15 @@ def test_without_vllm_it_ends_and_says_why(site: Path, server: Server) -> None:
     results, done = run(site, server(), "1:20:2")
     assert (results, done.returncode) == ([], 1)
     assert "No module named 'vllm.benchmarks.serve'" in done.stderr
+
+
+def test_two_at_once_would_measure_each_other(site: Path, server: Server, tmp_path: Path) -> None:
+    held = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    results, done = run(site, server(), "1:20:1", "--alone", str(tmp_path))
+    assert (done.returncode, results) == (1, [])
+    assert done.stderr.startswith("another benchmark runs here")
+    os.close(held)
+    results, done = run(site, server(), "1:20:1", "--alone", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert [load["status"] for load in results[1:]] == ["measured"]
