@@ -7,8 +7,8 @@ Runs on the interpreter of the environment that is served, in which vLLM is impo
 loads. A load is C requests at once, prompts of P tokens, N requests in all; OPTION… are options of
 `vllm bench serve` for every load. Before the first of a prompt length, a few requests that are not
 counted have compiled what they need. After S seconds the load at work is stopped, and what is left
-is skipped. The key that the server wants is taken from VLLM_API_KEY. FOLDER is held meanwhile: where
-another one holds it, this ends at once.
+is skipped. The key that the server wants is taken from VLLM_API_KEY. FOLDER is held meanwhile:
+where another one holds it, this ends at once.
 
 Standard output: lines of progress, and ``RESULT {json}`` at the beginning and after each load.
 Exit status 0 also where loads failed: their results say so.
