@@ -29,7 +29,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "kernel")]
+sys.path[:0] = [str(ROOT), str(ROOT / "kernel"), str(ROOT / "benchmarks")]
+
+from tables import put_between  # noqa: E402
 
 AIM_RATE = 0.8
 """Of dd's."""
@@ -247,16 +249,6 @@ def show(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-START, END = "<!-- loading speed: start -->", "<!-- loading speed: end -->"
-
-
-def put_into(page: Path, text: str) -> None:
-    """Replace what stands between the page's two marks."""
-    before, rest = page.read_text().split(START)
-    after = rest.split(END)[1]
-    page.write_text(f"{before}{START}\n{text}\n{END}{after}")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -283,7 +275,7 @@ def main() -> None:
         text = show(json.loads(arguments.show.read_text()))
         print(text)
         if arguments.page:
-            put_into(arguments.page, text)
+            put_between(arguments.page, "loading speed", text)
         return
     if arguments.folder is None:
         parser.error("a folder is needed")

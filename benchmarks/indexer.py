@@ -28,12 +28,12 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "kernel"), str(ROOT / "benchmarks")]
 
 from sparse_mla import ceilings, has_vllm, time_us, versions  # noqa: E402
+from tables import put_between  # noqa: E402
 from tables import rows as markdown  # noqa: E402
 
 HEADS, DIM, PAGE, TOPK = 32, 128, 64, 2048
 DECODE = [(b, c) for c in (4096, 32_768, 131_072) for b in (1, 8, 64)]
 PREFILL = [(2048, 8192), (4096, 32_768)]
-START, END = "<!-- indexer speed: start -->", "<!-- indexer speed: end -->"
 
 Call = Callable[[int], object]
 
@@ -292,13 +292,6 @@ def verdict(us: dict[str, float], aim: Aim) -> str:
     return f"{part:.2f} of {best.removeprefix('deepgemm+')} ({aim.ratio}{missed})"
 
 
-def put_into(page: Path, text: str) -> None:
-    """Replace what stands between the page's two marks."""
-    before, rest = page.read_text().split(START)
-    after = rest.split(END)[1]
-    page.write_text(f"{before}{START}\n{text}\n{END}{after}")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--output", type=Path, help="write the result here, as JSON")
@@ -314,7 +307,7 @@ def main() -> None:
         arguments.output.write_text(json.dumps(result, indent=1) + "\n")
     print(table(result))
     if arguments.page:
-        put_into(arguments.page, table(result))
+        put_between(arguments.page, "indexer speed", table(result))
 
 
 if __name__ == "__main__":

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "kernel"))
+sys.path[:0] = [str(ROOT / "kernel"), str(ROOT / "benchmarks")]
+
+from tables import put_between  # noqa: E402
 
 TOPK = 2048
 SLOTS = 524_288
@@ -38,7 +40,6 @@ LATENT, ROPE = 512, 64
 SCALE = (LATENT + ROPE) ** -0.5
 SHAPES = [(t, h) for h in (8, 16, 64) for t in (1, 4, 8, 32, 128, 2048)]
 KINDS = ("bf16", "fp8_ds_mla")
-START, END = "<!-- speed: start -->", "<!-- speed: end -->"
 
 Call = Callable[[int], object]
 
@@ -329,13 +330,6 @@ def table_line(
     return "| " + " | ".join(cells) + " |"
 
 
-def put_into(page: Path, text: str) -> None:
-    """Replace what stands between the page's two marks."""
-    before, rest = page.read_text().split(START)
-    after = rest.split(END)[1]
-    page.write_text(f"{before}{START}\n{text}\n{END}{after}")
-
-
 def number(value: float | None) -> str:
     return "–" if value is None else f"{value:.1f}" if value < 1000 else f"{value:.0f}"
 
@@ -402,7 +396,7 @@ def main() -> None:
     if arguments.output:
         arguments.output.write_text(json.dumps(result, indent=1) + "\n")
     if arguments.page:
-        put_into(arguments.page, table(result))
+        put_between(arguments.page, "speed", table(result))
         draw(result, arguments.page.with_name("sparse_mla-h200.svg"))
 
 

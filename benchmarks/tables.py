@@ -22,6 +22,14 @@ def rows(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
+def put_between(page: Path, name: str, text: str) -> None:
+    """Replace what stands in a page between the marks `NAME: start` and `NAME: end`."""
+    start, end = f"<!-- {name}: start -->", f"<!-- {name}: end -->"
+    before, rest = page.read_text().split(start)
+    after = rest.split(end)[1]
+    page.write_text(f"{before}{start}\n{text}\n{end}{after}")
+
+
 def about(document: dict[str, Any]) -> str:
     """When and where it was measured."""
     machine, after = document["machine"], document["load_after"]

@@ -6,13 +6,17 @@ python tests/gpu/gguf_serve/page.py
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from tables import put_between  # noqa: E402
+
 RESULTS = ROOT / "benchmarks" / "results" / "gguf-h200.json"
 PAGE = ROOT / "docs" / "gguf.md"
-START, END = "<!-- proof: start -->", "<!-- proof: end -->"
 HEAD = ("file", "server", "prompts", "decoded", "bound", "all selected")
 
 
@@ -67,10 +71,7 @@ def table(document: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    before, rest = PAGE.read_text().split(START)
-    after = rest.split(END)[1]
-    text = table(json.loads(RESULTS.read_text()))
-    PAGE.write_text(f"{before}{START}\n{text}\n{END}{after}")
+    put_between(PAGE, "proof", table(json.loads(RESULTS.read_text())))
 
 
 if __name__ == "__main__":

@@ -223,12 +223,10 @@ def rounds_note(rows: Sequence[Row]) -> str:
     least = min(len(row["rounds"]) for row in rows)
     apart = max(max(row["rounds"]) / min(row["rounds"]) for row in rows)
     note = (
-        f"The model has {layers} layers here; {least} rounds, which for one server and load differ"
+        f"The model has {layers} layers here; {least} rounds, which for one server and load differ "
+        f"by up to {apart:.2f} ×."
     )
-    note += f" by up to {apart:.2f} ×."
-    if apart > 1.1:
-        note += " Shares nearer to 1 than that say nothing."
-    return note
+    return f"{note} Shares nearer to 1 than that say nothing." if apart > 1.1 else note
 
 
 def kernels_table(rows: Sequence[Row]) -> str:
