@@ -11,20 +11,19 @@ from glm5_deploy.hosts.command import Secret, script
 from glm5_deploy.hosts.host import Host
 from glm5_deploy.report.events import Events
 from glm5_deploy.run.cancel import Cancel
-from glm5_deploy.run.jobs import JobState, parse_poll
+from glm5_deploy.run.journal import SAID, UnitState, parse_poll
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 1.0
 """Seconds between looks: short at first, so that a small server is noticed at once."""
 _LAST_LINES = 20
 
-_POLL = """
+_POLL = f"""{SAID}
 unit=$1 cursor=$2
 state=$(systemctl show -p LoadState -p ActiveState -p SubState -p Result -p ExecMainStatus \\
   -p NRestarts -p InvocationID -p Job -- "$unit")
 printf '%s\\n\\n' "$state"
 run=$(printf '%s\\n' "$state" | sed -n 's/^InvocationID=//p')
-journalctl -q --no-pager -o cat --show-cursor ${cursor:+"--after-cursor=$cursor"} \\
-  "_SYSTEMD_INVOCATION_ID=$run" 2>/dev/null | tail -n 400
+said "$unit" "$run" "$cursor" | tail -n 400
 """
 
 
@@ -105,7 +104,7 @@ class Watch:
         deadline = time.monotonic() + self.limit
         lines: list[str] = []
         pause = FIRST_PAUSE
-        cursor: str | None = None
+        cursor = ""
         restarts: int | None = None
         while True:
             self.cancel.check()
@@ -135,12 +134,12 @@ class Watch:
             self.cancel.sleep(pause)
             pause = min(1.5 * pause, LONGEST_PAUSE)
 
-    def _look(self, cursor: str | None, deadline: float) -> JobState:
+    def _look(self, cursor: str, deadline: float) -> UnitState:
         """Poll once, waiting for a host that is away until the deadline."""
         noted = False
         while True:
             try:
-                command = script(_POLL, self.target.profile.unit_name, cursor or "")
+                command = script(_POLL, self.target.profile.unit_name, cursor)
                 return parse_poll(self.host.run(command, sudo=True, timeout=30).stdout, cursor)
             except (UnreachableError, CommandTimeoutError):
                 self.cancel.check()

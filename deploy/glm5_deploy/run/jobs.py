@@ -7,19 +7,20 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 
 from glm5_deploy.errors import CommandFailedError, CommandTimeoutError, UnreachableError
 from glm5_deploy.hosts.command import MASK, Secret, command, script
 from glm5_deploy.hosts.host import Host, Progress
 from glm5_deploy.run.cancel import Cancel
+from glm5_deploy.run.journal import SAID, UnitState, parse_poll
 from glm5_deploy.stages.change import Transient
 
 RECONNECT_SECONDS = 120.0
 _MARK = "PROGRESS "
 
 # A transient unit starts with an empty environment: a machine's proxies and certificates are named
-# in /etc/environment, which logins get too.
+# in /etc/environment, which logins get too. What fails at once can fail its start: it was started,
+# and the poll tells of its end.
 _START = """
 unit=$1.service limit=$2 user=$3 secrets=$4 variables=$5 collect=$6 spent=$7; shift 7
 [ -z "$spent" ] || trap 'rm -f -- "$spent"' EXIT
@@ -31,16 +32,18 @@ case $(systemctl show -p ActiveState -p SubState --value -- "$unit" | tr '\\n' '
     systemctl stop -- "$unit" 2>/dev/null ;;
   *) systemctl stop -- "$unit" 2>/dev/null; systemctl reset-failed -- "$unit" 2>/dev/null ;;
 esac
+before=@$(date +%s.%6N)
 systemd-run --quiet --unit="$unit" --service-type=exec --remain-after-exit \\
   -p "RuntimeMaxSec=$limit" -p KillMode=control-group -p EnvironmentFile=-/etc/environment \\
   ${user:+-p "User=$user"} ${variables:+-p "EnvironmentFile=$variables"} \\
   ${secrets:+-p "EnvironmentFile=$secrets"} \\
-  -- "$@" && echo started
+  -- "$@" || case $(systemctl show -p Result --value -- "$unit") in ''|success) exit 1 ;; esac
+echo "started $before"
 """
 
 # Waits up to a second for the end, so that short work is noticed at once and long work costs few
 # round trips. Who joined looks too: what the other one stopped is read by the start that was seen.
-_POLL = """
+_POLL = f"""{SAID}
 unit=$1.service cursor=$2 seen=$3; n=0
 while :; do
   state=$(systemctl show -p LoadState -p ActiveState -p SubState -p Result -p ExecMainStatus \\
@@ -53,9 +56,8 @@ while :; do
 done
 printf '%s\\n\\n' "$state"
 run=$(printf '%s\\n' "$state" | sed -n 's/^InvocationID=//p')
-run=${run:-$seen}
-journalctl -q --no-pager -o cat --show-cursor ${cursor:+"--after-cursor=$cursor"} \\
-  "_SYSTEMD_INVOCATION_ID=$run" 2>/dev/null || :
+run=${{run:-$seen}}
+said "$unit" "$run" "$cursor"
 case $state in *SubState=exited*) systemctl stop -- "$unit" 2>/dev/null || : ;; esac
 """
 
@@ -63,40 +65,6 @@ _EARLIER = {
     "joined": "joined {}, which an earlier run started",
     "collected": "took what {} found, which an earlier run started",
 }
-
-
-@dataclass(frozen=True)
-class JobState:
-    """What one look at a job shows."""
-
-    properties: dict[str, str]
-    lines: tuple[str, ...]
-    cursor: str | None
-
-    @property
-    def running(self) -> bool:
-        sub, active = self.properties.get("SubState"), self.properties.get("ActiveState")
-        return sub == "running" or active == "activating"
-
-    @property
-    def succeeded(self) -> bool:
-        return (
-            self.properties.get("SubState") == "exited"
-            and self.properties.get("Result") == "success"
-        )
-
-
-def parse_poll(output: str, cursor: str | None) -> JobState:
-    """Properties, a blank line, journal lines; the last names the cursor."""
-    head, _, body = output.partition("\n\n")
-    properties = dict(line.partition("=")[::2] for line in head.splitlines() if "=" in line)
-    lines: list[str] = []
-    for line in body.splitlines():
-        if line.startswith("-- cursor: "):
-            cursor = line.removeprefix("-- cursor: ")
-        else:
-            lines.append(line)
-    return JobState(properties, tuple(lines), cursor)
 
 
 def parse_progress(line: str) -> tuple[str, float | None] | None:
@@ -137,18 +105,22 @@ def run_job(
     files, collect = (job.secrets or "", job.variables or ""), "yes" if job.collect else ""
     spent = job.secrets if job.hidden else None
     start = script(_START, job.unit, job.limit, user or "", *files, collect, spent or "", *words)
-    started = host.run(start, sudo=True).stdout.strip()
+    started, _, since = host.run(start, sudo=True).stdout.strip().partition(" ")
     if started in _EARLIER:
         note(_EARLIER[started].format(job.unit))
-    return _follow(host, job, cancel, progress, note)
+    return _follow(host, job, since, cancel, progress, note)
 
 
 def _follow(
-    host: Host, job: Transient, cancel: Cancel, progress: Progress, note: Callable[[str], None]
+    host: Host,
+    job: Transient,
+    since: str,
+    cancel: Cancel,
+    progress: Progress,
+    note: Callable[[str], None],
 ) -> tuple[str, ...]:
     lines: list[str] = []
-    cursor: str | None = None
-    seen = ""
+    cursor, seen = since, ""
     while True:
         cancel.check()
         state = _look(host, job, cursor, seen, cancel, note)
@@ -176,16 +148,16 @@ def _without(hidden: Iterable[Secret], lines: Iterable[str]) -> Iterator[str]:
 def _look(
     host: Host,
     job: Transient,
-    cursor: str | None,
+    cursor: str,
     seen: str,
     cancel: Cancel,
     note: Callable[[str], None],
-) -> JobState:
+) -> UnitState:
     """Poll once, waiting for a host that is away."""
     until: float | None = None
     while True:
         try:
-            result = host.run(script(_POLL, job.unit, cursor or "", seen), sudo=True, timeout=30)
+            result = host.run(script(_POLL, job.unit, cursor, seen), sudo=True, timeout=30)
             return parse_poll(result.stdout, cursor)
         except (UnreachableError, CommandTimeoutError) as error:
             cancel.check()
@@ -200,7 +172,7 @@ def _look(
             cancel.sleep(2)
 
 
-def _judge(job: Transient, state: JobState, lines: list[str]) -> None:
+def _judge(job: Transient, state: UnitState, lines: list[str]) -> None:
     if state.succeeded:
         return
     if state.properties.get("LoadState") == "not-found":

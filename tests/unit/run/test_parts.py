@@ -16,7 +16,8 @@ from glm5_deploy.report.outcome import ErrorReport, HostOutcome, Report
 from glm5_deploy.run.cancel import Cancel, InterruptedRunError
 from glm5_deploy.run.fanout import batches, fan_out
 from glm5_deploy.run.health import earlier_still_runs, failure
-from glm5_deploy.run.jobs import parse_poll, parse_progress, remedy
+from glm5_deploy.run.jobs import parse_progress, remedy
+from glm5_deploy.run.journal import parse_poll
 from glm5_deploy.run.lock import Holder, parse_holder
 from glm5_deploy.run.session import guarded
 
@@ -115,8 +116,8 @@ def test_poll_output() -> None:
     assert state.lines == ("one", "", "PROGRESS 0.5 half")
     assert state.cursor == "s=1;i=2"
     assert parse_poll("SubState=exited\nResult=success\n\n", "old").cursor == "old"
-    assert parse_poll("SubState=exited\nResult=success\n\n", None).succeeded
-    assert parse_poll("SubState=exited\nResult=timeout\n\n", None).succeeded is False
+    assert parse_poll("SubState=exited\nResult=success\n\n", "").succeeded
+    assert parse_poll("SubState=exited\nResult=timeout\n\n", "").succeeded is False
 
 
 @pytest.mark.parametrize(
