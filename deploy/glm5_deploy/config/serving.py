@@ -6,24 +6,24 @@ Only a profile that runs ``vllm serve`` is judged; what other engines take is no
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 
 from glm5_deploy.config.errors import ConfigProblem
 from glm5_deploy.config.models import Profile
 from glm5_deploy.config.node import Node
+from glm5_deploy.config.numbers import fraction, is_automatic, whole
 from glm5_deploy.config.validate import describe
 
 _PARALLEL = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size")
-_SIZES = (*_PARALLEL, "max-model-len", "max-num-seqs", "max-num-batched-tokens", "block-size")
+_SIZES = (
+    *_PARALLEL, "max-model-len", "max-num-seqs", "max-num-batched-tokens", "block-size",
+    "kv-cache-memory-bytes",
+)  # fmt: skip
 _ELSEWHERE = ("config", "nnodes", "data-parallel-size-local", "data-parallel-address")
 """Arguments that leave the numbers to a file, or spread the server over several hosts."""
 
 _KERNEL_CACHES = ("auto", "float16", "bfloat16", "fp8_ds_mla")
 """As `glm5_kernel.attention.backend` supports them; a test compares the two."""
-
-_UNITS = {"": 1, "k": 1000, "K": 1024, "m": 1000**2, "M": 1024**2}
-"""As vLLM reads numbers (vllm/engine/arg_utils.py, `human_readable_int`)."""
 
 _ROOM = 0.95
 """The needle's text is made to a length by an estimate, and a chat template adds to it."""
@@ -62,10 +62,10 @@ def _runs_vllm(read: Profile) -> bool:
 def _sizes(arguments: Mapping[str, Node]) -> Iterator[ConfigProblem]:
     for key in _SIZES:
         node = arguments.get(key)
-        if node is None or (key == "max-model-len" and node.value in {"auto", -1, "-1"}):
+        if node is None or (key == "max-model-len" and is_automatic(node.value)):
             continue
-        if number(node) is None:
-            yield node.problem(f"a number above 0 is right, found {describe(node)}")
+        if _value(arguments, key) is None:
+            yield node.problem(f"a whole number above 0 is right, found {describe(node)}")
 
 
 def _workers(
@@ -74,12 +74,12 @@ def _workers(
     """As many workers as GPUs."""
     count = read.gpus.count
     named = [(key, arguments[key]) for key in _PARALLEL if key in arguments]
-    numbers = [number(node) for _, node in named]
+    numbers = [_value(arguments, key) for key, _ in named]
     if count == 0 or None in numbers:
         return
     workers = 1
     for each in numbers:
-        workers *= int(each or 1)
+        workers *= each or 1
     if workers == count:
         return
     what = " × ".join(f"{key} {node.value}" for key, node in named) or "no tensor-parallel-size"
@@ -94,25 +94,25 @@ def _workers(
 
 def _shares(arguments: Mapping[str, Node]) -> Iterator[ConfigProblem]:
     node = arguments.get("gpu-memory-utilization")
-    share = None if node is None else number(node)
-    if node is not None and share is not None and not 0 < share <= 1:
+    share = None if node is None else fraction(node.value)
+    if node is not None and (share is None or not 0 < share <= 1):
         yield node.problem("a share of each GPU's memory: more than 0, at most 1", "such as 0.92")
 
 
 def _batches(arguments: Mapping[str, Node]) -> Iterator[ConfigProblem]:
     """vLLM refuses batches that hold fewer tokens than requests, or than a prompt in one piece."""
     node = arguments.get("max-num-batched-tokens")
-    tokens = None if node is None else number(node)
+    tokens = _value(arguments, "max-num-batched-tokens")
     if node is None or tokens is None:
         return
     sequences = _value(arguments, "max-num-seqs")
     if sequences is not None and tokens < sequences:
-        yield node.problem(f"fewer tokens in a batch than max-num-seqs: {sequences:g}")
+        yield node.problem(f"fewer tokens in a batch than max-num-seqs: {sequences}")
     context, chunked = _value(arguments, "max-model-len"), arguments.get("enable-chunked-prefill")
     whole = chunked is not None and chunked.value is False
     if whole and context is not None and tokens < context:
         yield node.problem(
-            f"without chunked prefill a batch must hold max-model-len: {context:g} tokens",
+            f"without chunked prefill a batch must hold max-model-len: {context} tokens",
             "raise it, or set enable-chunked-prefill: true",
         )
 
@@ -126,17 +126,17 @@ def _lengths(
         return
     prompt, needle = smoke.prompt_tokens, smoke.needle
     if prompt is not None and prompt + smoke.max_tokens > context:
-        most = max(int(context - smoke.max_tokens), 0)
+        most = max(context - smoke.max_tokens, 0)
         yield _at(profile, ("smoke", "prompt_tokens"), ("smoke",)).problem(
             f"{prompt} tokens and an answer of {smoke.max_tokens} are more than max-model-len:"
-            f" {context:g}",
+            f" {context}",
             f"set smoke.prompt_tokens to {most} at most, or null",
         )
     if needle is not None and needle.tokens + needle.max_tokens > context:
         most = int(max(context * _ROOM - needle.max_tokens, 0))
         yield _at(profile, ("smoke", "needle", "tokens"), ("smoke", "needle")).problem(
             f"{needle.tokens} tokens and an answer of {needle.max_tokens} are more than"
-            f" max-model-len: {context:g}",
+            f" max-model-len: {context}",
             f"set smoke.needle.tokens to {most} at most, or smoke.needle: null",
         )
 
@@ -191,17 +191,8 @@ def _text(arguments: Mapping[str, Node], key: str) -> str | None:
     return None if node is None else node.text
 
 
-def _value(arguments: Mapping[str, Node], key: str) -> float | None:
+def _value(arguments: Mapping[str, Node], key: str) -> int | None:
+    """A number above 0, or None for what is none, such as ``auto``."""
     node = arguments.get(key)
-    return None if node is None else number(node)
-
-
-def number(node: Node) -> float | None:
-    """A number as vLLM reads it (``128k``), or None for what is none, such as ``auto``."""
-    value = node.value
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, int | float):
-        return value if value > 0 else None
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmM]?)", (node.text or "").strip())
-    return float(match[1]) * _UNITS[match[2]] if match else None
+    number = None if node is None else whole(key, node.value)
+    return number if number is not None and number > 0 else None

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from glm5_deploy.config.numbers import fraction, is_automatic, whole
 from glm5_deploy.memory import constants as known
 
 KvDtype = Literal["bf16", "fp8"]
@@ -17,10 +17,6 @@ _ONE = (
     "prefill-context-parallel-size",
 )  # fmt: skip
 """What spreads a model in other ways than tensor parallelism."""
-
-_UNITS = {"k": 1000, "K": 1024, "m": 1000**2, "M": 1024**2, "g": 1000**3, "G": 1024**3}
-"""As vLLM reads numbers: ``128k`` is 128,000 and ``128K`` is 131,072
-(vllm/engine/arg_utils.py, `human_readable_int`)."""
 
 
 @dataclass(frozen=True)
@@ -72,26 +68,23 @@ def read_settings(arguments: Mapping[str, Any], *, context: int, gpu_bytes: int)
     """
     given = {key.replace("_", "-"): value for key, value in arguments.items() if value is not None}
     for key in _ONE:
-        if _number(given, key, 1) > 1:
+        if _whole(given, key, 1) > 1:
             raise UnplannedError(f"serve.args.{key} is not planned for")
-    if given.get("cpu-offload-gb", 0) not in {0, "0"}:
+    if fraction(given.get("cpu-offload-gb", 0)) != 0:
         raise UnplannedError("serve.args.cpu-offload-gb is not planned for")
     large = gpu_bytes * known.CUDA_SHARE >= known.LARGE_GPU
-    length = given.get("max-model-len")
-    auto = length in {"auto", -1, "-1"}
-    sequences = int(_number(given, "max-num-seqs", known.SEQUENCES[large]))
-    batched = int(_number(given, "max-num-batched-tokens", known.BATCHED_TOKENS[large]))
+    auto = is_automatic(given.get("max-model-len"))
+    sequences = _whole(given, "max-num-seqs", known.SEQUENCES[large])
+    batched = _whole(given, "max-num-batched-tokens", known.BATCHED_TOKENS[large])
     return Settings(
-        tp=int(_number(given, "tensor-parallel-size", 1)),
-        context=context if auto else int(_number(given, "max-model-len", context)),
+        tp=_whole(given, "tensor-parallel-size", 1),
+        context=context if auto else _whole(given, "max-model-len", context),
         sequences=min(sequences, batched),
         batched_tokens=batched,
-        utilization=_number(given, "gpu-memory-utilization", known.UTILIZATION),
+        utilization=_share(given, "gpu-memory-utilization", known.UTILIZATION),
         kv_dtype="fp8" if str(given.get("kv-cache-dtype", "auto")).startswith("fp8") else "bf16",
-        kv_bytes=0
-        if "kv-cache-memory-bytes" not in given
-        else int(_number(given, "kv-cache-memory-bytes", 0)),
-        block=int(_number(given, "block-size", known.BLOCK)),
+        kv_bytes=_whole(given, "kv-cache-memory-bytes", 0),
+        block=_whole(given, "block-size", known.BLOCK),
         eager=given.get("enforce-eager") is True,
         mtp=_uses_mtp(given.get("speculative-config")),
         auto=auto,
@@ -119,18 +112,17 @@ def _uses_mtp(config: object) -> bool:
     return True
 
 
-def _number(given: Mapping[str, Any], key: str, default: float) -> float:
+def _whole(given: Mapping[str, Any], key: str, default: int) -> int:
     value = given.get(key, default)
-    number = _read_number(value)
+    number = whole(key, value)
     if number is None or (key in given and number <= 0):
-        raise UnplannedError(f"serve.args.{key} is {value!r}: a number above 0 is right")
+        raise UnplannedError(f"serve.args.{key} is {value!r}: a whole number above 0 is right")
     return number
 
 
-def _read_number(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return None
-    if isinstance(value, int | float):
-        return value
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmMgG]?)", value.strip())
-    return float(match[1]) * _UNITS.get(match[2], 1) if match else None
+def _share(given: Mapping[str, Any], key: str, default: float) -> float:
+    value = given.get(key, default)
+    number = fraction(value)
+    if number is None or not 0 < number <= 1:
+        raise UnplannedError(f"serve.args.{key} is {value!r}: more than 0 and at most 1 is right")
+    return number
