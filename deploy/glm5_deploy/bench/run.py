@@ -11,6 +11,7 @@ from glm5_deploy.bench.plan import Load, Wanted, loads
 from glm5_deploy.bench.result import Results, rows
 from glm5_deploy.bench.served import JOB, Served, ask, invocation, read_served
 from glm5_deploy.config.models import Target
+from glm5_deploy.config.numbers import whole
 from glm5_deploy.errors import CommandFailedError, ExitCode, PreflightError
 from glm5_deploy.hosts.command import Command, Secret, command
 from glm5_deploy.hosts.host import Host
@@ -74,16 +75,16 @@ class BenchRun:
     def _command(self, served: Served, chosen: Sequence[Load]) -> Command:
         profile, address = self.target.profile, dial_address(self.target.profile.serve.host)
         name = f"[{address}]" if ":" in address else address
-        args = profile.serve.args
+        told = profile.serve.options
         options: list[str] = []
-        if args.get("tokenizer-mode"):
-            options += ["--tokenizer-mode", str(args["tokenizer-mode"])]
-        if args.get("trust-remote-code"):
+        if told.get("tokenizer-mode"):
+            options += ["--tokenizer-mode", str(told["tokenizer-mode"])]
+        if told.get("trust-remote-code"):
             options += ["--trust-remote-code"]
         return command(
             served.python, Paths.of(self.target).library / "bench.py",
             "--url", f"http://{name}:{profile.serve.port}", "--model", profile.served_model_name,
-            "--tokenizer", str(args.get("tokenizer") or tokenizer_folder(self.target)),
+            "--tokenizer", str(told.get("tokenizer") or tokenizer_folder(self.target)),
             "--answer", self.wanted.output_tokens, "--seconds", self.wanted.limit,
             "--loads", ",".join(load.word() for load in chosen),
             "--alone", Paths.of(self.target).library,
@@ -104,8 +105,9 @@ class BenchRun:
             )
 
     def _tell_room(self, chosen: Sequence[Load]) -> None:
-        most, asked = self.target.profile.serve.args.get("max-num-seqs"), chosen[-1].concurrency
-        if isinstance(most, int) and asked > most:
+        most = whole("max-num-seqs", self.target.profile.serve.options.get("max-num-seqs"))
+        asked = chosen[-1].concurrency
+        if most is not None and asked > most:
             text = (
                 f"of {asked} requests at once {most} are worked on (max-num-seqs): the others wait"
             )

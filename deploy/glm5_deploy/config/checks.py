@@ -11,7 +11,7 @@ from pathlib import Path
 from glm5_deploy.config.errors import ConfigErrors, ConfigProblem, shown_file
 from glm5_deploy.config.locks import lock_path
 from glm5_deploy.config.merge import group_order, groups_of, members, settings_of
-from glm5_deploy.config.models import Target
+from glm5_deploy.config.models import Target, option_name
 from glm5_deploy.config.node import Node
 from glm5_deploy.config.templates import is_template
 from glm5_deploy.errors import UsageError
@@ -139,7 +139,7 @@ def profile_problems(profile: Node) -> list[ConfigProblem]:
 def _own_arguments(profile: Node) -> Iterator[ConfigProblem]:
     arguments = profile.at("serve", "args")
     for key, node in ({} if arguments is None else arguments.mapping).items():
-        plain = key.lstrip("-").replace("_", "-")
+        plain = option_name(key.lstrip("-"))
         if plain in _OWN_ARGUMENTS:
             yield node.problem(f"set this as `{_OWN_ARGUMENTS[plain]}`", at_key=True)
         elif (
@@ -157,7 +157,7 @@ def _same_arguments(profile: Node) -> Iterator[ConfigProblem]:
     arguments = profile.at("serve", "args")
     seen: dict[str, str] = {}
     for key, node in ({} if arguments is None else arguments.mapping).items():
-        first = seen.setdefault(key.replace("_", "-"), key)
+        first = seen.setdefault(option_name(key), key)
         if first != key:
             yield node.problem(f"the same argument as `{first}`", "keep one of them", at_key=True)
 

@@ -67,6 +67,7 @@ Inside = Annotated[str, AfterValidator(_inside)]
 """A path or glob below the model's folder."""
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 Scalar = str | int | float | bool
+Argument = Scalar | list[Scalar] | dict[str, Any]
 Port = Annotated[int, Field(ge=1, le=65535)]
 
 
@@ -277,10 +278,22 @@ class Serve(Model):
 
     host: Word = Field(default="127.0.0.1", description="Bind address; loopback or a private one.")
     port: Port = Field(default=8000, description="TCP port.")
-    args: dict[str, Scalar | list[Scalar] | dict[str, Any] | None] = Field(
+    args: dict[str, Argument | None] = Field(
         default_factory=dict,
         description="--key value; true: the flag; false: --no-key; null: left out; mapping: JSON.",
     )
+
+    @property
+    def options(self) -> dict[str, Argument]:
+        """`args` by the names that vLLM knows them by; what is null is left out."""
+        return {option_name(key): value for key, value in self.args.items() if value is not None}
+
+
+def option_name(key: str) -> str:
+    """One name for what vLLM takes with dashes and underscores alike: ``max_model_len`` is
+    ``max-model-len`` (vllm/utils/argparse_utils.py, `FlexibleArgumentParser`).
+    """
+    return key.replace("_", "-")
 
 
 class Gpus(Model):

@@ -10,6 +10,10 @@ _READABLE = {
 }  # fmt: skip
 """Which take units (vLLM 0.26.0 to 0.32.0: vllm/engine/arg_utils.py, `human_readable_int_args`)."""
 
+UTILIZATION = 0.92
+"""Share of each GPU that vLLM takes where nothing is said (0.26.0: vllm/config/cache.py,
+`CacheConfig.gpu_memory_utilization`)."""
+
 _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from glm5_deploy.config.errors import ConfigProblem
-from glm5_deploy.config.models import Profile
+from glm5_deploy.config.models import Profile, option_name
 from glm5_deploy.config.node import Node
 from glm5_deploy.config.numbers import fraction, is_automatic, whole
 from glm5_deploy.config.validate import describe
@@ -36,11 +36,11 @@ def serving_problems(profile: Node, read: Profile) -> list[ConfigProblem]:
         profile: merged and rendered, with its places.
         read: the same as a model, with all defaults.
     """
-    if not _runs_vllm(read):
+    if not runs_vllm(read):
         return []
     node = profile.at("serve", "args")
-    given = {key.replace("_", "-"): each for key, each in (node.mapping if node else {}).items()}
-    arguments = {key: each for key, each in given.items() if each.value is not None}
+    given = (node.mapping if node else {}).items()
+    arguments = {option_name(key): each for key, each in given if each.value is not None}
     if any(key in arguments for key in _ELSEWHERE):
         return []
     return [
@@ -54,7 +54,8 @@ def serving_problems(profile: Node, read: Profile) -> list[ConfigProblem]:
     ]
 
 
-def _runs_vllm(read: Profile) -> bool:
+def runs_vllm(read: Profile) -> bool:
+    """Whether the engine is ``vllm serve``."""
     command = read.engine.command
     return "serve" in command[1:] and command[0].rpartition("/")[2] == "vllm"
 
@@ -109,8 +110,8 @@ def _batches(arguments: Mapping[str, Node]) -> Iterator[ConfigProblem]:
     if sequences is not None and tokens < sequences:
         yield node.problem(f"fewer tokens in a batch than max-num-seqs: {sequences}")
     context, chunked = _value(arguments, "max-model-len"), arguments.get("enable-chunked-prefill")
-    whole = chunked is not None and chunked.value is False
-    if whole and context is not None and tokens < context:
+    in_one_piece = chunked is not None and chunked.value is False
+    if in_one_piece and context is not None and tokens < context:
         yield node.problem(
             f"without chunked prefill a batch must hold max-model-len: {context} tokens",
             "raise it, or set enable-chunked-prefill: true",

@@ -97,7 +97,7 @@ def memory_plan(
 def _settings(target: Target, context: int, gpus: list[GpuMemory]) -> Settings:
     smallest = min(gpu.total for gpu in gpus)
     profile = target.profile
-    found = read_settings(profile.serve.args, context=context, gpu_bytes=smallest)
+    found = read_settings(profile.serve.options, context=context, gpu_bytes=smallest)
     # vLLM's own way to allow it, at the user's risk.
     longer = profile.environment.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "0") not in {"", "0", "false"}
     return replace(found, stretched=True) if longer else found

@@ -13,9 +13,6 @@ CUDA_SHARE = 0.993
 """Of what nvidia-smi calls a GPU's memory, what CUDA has: 139.8 of 140.4 GiB on an H200, 94.97 of
 95.6 GiB on an RTX PRO 6000 (as torch's own messages say); the rest is the driver's."""
 
-UTILIZATION = 0.92
-"""`CacheConfig.gpu_memory_utilization` by default (vllm/config/cache.py)."""
-
 BLOCK = 64
 """Tokens of a page: the indexer's cache allows only 64 on CUDA."""
 

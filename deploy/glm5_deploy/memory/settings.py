@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from glm5_deploy.config.numbers import fraction, is_automatic, whole
+from glm5_deploy.config.numbers import UTILIZATION, fraction, is_automatic, whole
 from glm5_deploy.memory import constants as known
 
 KvDtype = Literal["bf16", "fp8"]
@@ -41,7 +41,7 @@ class Settings:
     context: int
     sequences: int
     batched_tokens: int
-    utilization: float = known.UTILIZATION
+    utilization: float = UTILIZATION
     kv_dtype: KvDtype = "bf16"
     kv_bytes: int = 0
     block: int = known.BLOCK
@@ -55,10 +55,11 @@ class UnplannedError(ValueError):
     """The arguments say something that this plan does not know."""
 
 
-def read_settings(arguments: Mapping[str, Any], *, context: int, gpu_bytes: int) -> Settings:
+def read_settings(given: Mapping[str, Any], *, context: int, gpu_bytes: int) -> Settings:
     """Settings from `serve.args`.
 
     Args:
+        given: the arguments by vLLM's names (`Serve.options`).
         context: the model's own, which counts where ``max-model-len`` is not set.
         gpu_bytes: memory of the smallest GPU: vLLM's defaults depend on it.
 
@@ -66,7 +67,6 @@ def read_settings(arguments: Mapping[str, Any], *, context: int, gpu_bytes: int)
         UnplannedError: an argument that changes what GPUs hold in a way that is not known here, or
             a value that is no number.
     """
-    given = {key.replace("_", "-"): value for key, value in arguments.items() if value is not None}
     for key in _ONE:
         if _whole(given, key, 1) > 1:
             raise UnplannedError(f"serve.args.{key} is not planned for")
@@ -81,7 +81,7 @@ def read_settings(arguments: Mapping[str, Any], *, context: int, gpu_bytes: int)
         context=context if auto else _whole(given, "max-model-len", context),
         sequences=min(sequences, batched),
         batched_tokens=batched,
-        utilization=_share(given, "gpu-memory-utilization", known.UTILIZATION),
+        utilization=_share(given, "gpu-memory-utilization", UTILIZATION),
         kv_dtype="fp8" if str(given.get("kv-cache-dtype", "auto")).startswith("fp8") else "bf16",
         kv_bytes=_whole(given, "kv-cache-memory-bytes", 0),
         block=_whole(given, "block-size", known.BLOCK),

@@ -38,8 +38,7 @@ def oldest_capability(profile: Profile) -> tuple[int, int] | None:
     A sparse MLA model and an fp8 KV cache need fp8 in hardware: vLLM's
     `_fused_indexer_q_rope_quant_kernel` does not compile before capability 8.9.
     """
-    cache, backend = (
-        profile.serve.args.get(key) for key in ("kv-cache-dtype", "attention-backend")
-    )
-    fp8 = isinstance(cache, str) and cache.startswith("fp8")
-    return _FP8_IN_HARDWARE if fp8 or (profile.engine.kernel and backend == "CUSTOM") else None
+    options = profile.serve.options
+    cache, backend = (str(options.get(key)) for key in ("kv-cache-dtype", "attention-backend"))
+    ours = profile.engine.kernel and backend.upper() == "CUSTOM"
+    return _FP8_IN_HARDWARE if ours or cache.startswith("fp8") else None

@@ -5,10 +5,11 @@ Rows that say "warning" do not stop a deployment: they name what it will cost.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
+from glm5_deploy.config.numbers import UTILIZATION, fraction
 from glm5_deploy.hosts.facts.gpu import Gpu
 from glm5_deploy.hosts.facts.gpu_host import DeviceNode, GpuHost, GpuProcess, Xid, pci_address
 from glm5_deploy.report.outcome import Check, CheckStatus
@@ -19,9 +20,6 @@ from glm5_deploy.stages.observed import Observed
 from glm5_deploy.stages.xids import application_error, meaning
 
 GIB = 1 << 30
-DEFAULT_UTILIZATION = 0.92
-"""Of vLLM 0.26."""
-
 IDLE_BYTES = GIB
 """An idle GPU shows up to some hundred MiB that the driver itself holds."""
 
@@ -52,9 +50,9 @@ class Situation:
     gpus: Sequence[Gpu]
     host: GpuHost
 
-    @property
-    def argument(self) -> Callable[[str], object]:
-        return self.desired.target.profile.serve.args.get
+    def argument(self, name: str) -> object:
+        """What the engine is told, by vLLM's name; None where it is left out."""
+        return self.desired.target.profile.serve.options.get(name)
 
 
 def rows(desired: Desired, observed: Observed) -> tuple[Check, ...]:
@@ -303,8 +301,8 @@ def _lanes(it: Situation) -> Findings:
 
 def memory(it: Situation) -> Findings:
     """Memory that others hold; what our own server holds is free again when it is replaced."""
-    share = it.argument("gpu-memory-utilization")
-    wanted = float(share) if isinstance(share, int | float | str) else DEFAULT_UTILIZATION
+    share = fraction(it.argument("gpu-memory-utilization"))
+    wanted = UTILIZATION if share is None else share
     for gpu in it.gpus:
         ours, others = _processes(it, gpu)
         held = _held_by_others(gpu, ours, others, _serving(it))

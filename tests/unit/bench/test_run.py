@@ -119,7 +119,7 @@ def started(host: FakeHost) -> tuple[str, ...]:
 
 
 def test_a_host_is_measured(serve: Serve) -> None:
-    target, host = serve(serve={"args": {"trust-remote-code": True}})
+    target, host = serve(serve={"args": {"trust_remote_code": True}})
     host.expected += [looked(), *job(LOAD)]
     run, notes = bench(target, host)
     outcome = run.run()
@@ -234,8 +234,11 @@ def test_an_earlier_one_is_joined_or_its_results_are_taken(serve: Serve) -> None
         assert notes.notes[0].startswith(said)
 
 
-def test_what_the_server_cannot_do_at_once_is_told(serve: Serve) -> None:
-    target, host = serve(serve={"args": {"max-num-seqs": 4}})
+@pytest.mark.parametrize("argument", [{"max-num-seqs": 4}, {"max_num_seqs": "4"}])
+def test_what_the_server_cannot_do_at_once_is_told(
+    argument: dict[str, object], serve: Serve
+) -> None:
+    target, host = serve(serve={"args": argument})
     host.expected += [looked(), *job(LOAD)]
     run, notes = bench(target, host, Wanted((16, 2), (100,)))
     run.run()

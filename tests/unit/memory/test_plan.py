@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from glm5_deploy.config.models import Serve
 from glm5_deploy.memory import constants as known
 from glm5_deploy.memory.plan import GpuMemory, MemoryPlan, ModelShape, plan, workspace
 from glm5_deploy.memory.settings import Settings, UnplannedError, read_settings
@@ -137,7 +138,8 @@ def test_workspace_grows_with_what_causes_it() -> None:
     ],
 )
 def test_arguments(arguments: dict[str, Any], field: str, value: object) -> None:
-    found = read_settings(arguments, context=1000, gpu_bytes=96 * GIB)
+    options = Serve(args=arguments).options
+    found = read_settings(options, context=1000, gpu_bytes=96 * GIB)
     assert getattr(found, field) == value
 
 
