@@ -16,6 +16,8 @@ from glm5_deploy.run.journal import SAID, UnitState, parse_poll
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 1.0
 """Seconds between looks: short at first, so that a small server is noticed at once."""
 _LAST_LINES = 20
+_KEPT_LINES = 400
+"""Of the journal, for what explains a failure; a look takes no more."""
 
 _POLL = f"""{SAID}
 unit=$1 cursor=$2
@@ -23,7 +25,7 @@ state=$(systemctl show -p LoadState -p ActiveState -p SubState -p Result -p Exec
   -p NRestarts -p InvocationID -p Job -- "$unit")
 printf '%s\\n\\n' "$state"
 run=$(printf '%s\\n' "$state" | sed -n 's/^InvocationID=//p')
-said "$unit" "$run" "$cursor" | tail -n 400
+said "$unit" "$run" "$cursor" | tail -n {_KEPT_LINES}
 """
 
 
@@ -81,6 +83,21 @@ def _restarts(properties: dict[str, str]) -> int:
 
 
 @dataclass
+class _Said:
+    """What a server has said since it is watched, and how often it had been restarted by then."""
+
+    lines: tuple[str, ...] = ()
+    cursor: str = ""
+    restarts: int | None = None
+
+    def take(self, state: UnitState) -> None:
+        count = _restarts(state.properties)
+        self.restarts = count if self.restarts is None else min(self.restarts, count)
+        self.cursor = state.cursor
+        self.lines = (*self.lines, *state.lines)[-_KEPT_LINES:]
+
+
+@dataclass
 class Watch:
     """Follows one service until it answers.
 
@@ -102,37 +119,53 @@ class Watch:
             UnreachableError: the host went away and did not come back in time.
         """
         deadline = time.monotonic() + self.limit
-        lines: list[str] = []
-        pause = FIRST_PAUSE
-        cursor = ""
-        restarts: int | None = None
+        said, pause = _Said(), FIRST_PAUSE
         while True:
             self.cancel.check()
-            state = self._look(cursor, deadline)
-            if earlier_still_runs(state.properties):
+            state = self._look(said.cursor, deadline)
+            earlier = earlier_still_runs(state.properties)
+            if earlier:
                 self.events.progress(self.host.name, "waiting for the earlier server to stop")
-                self.cancel.sleep(FIRST_PAUSE)
-                continue
-            count = _restarts(state.properties)
-            restarts = count if restarts is None else min(restarts, count)
-            cursor = state.cursor
-            lines = [*lines, *state.lines][-400:]
-            self._show(state.lines)
-            why = failure(state.properties, restarts)
-            if why is not None:
-                more = f"`glm5-deploy logs --host {self.host.name} -n 200` shows more"
-                raise UnhealthyError(f"{self.host.name}: {why}", tuple(lines), more)
-            active = state.properties.get("ActiveState") == "active"
-            if active and self._healthy() and (not generate or self._generates(api_key, deadline)):
+            elif self._serves(state, said, api_key, deadline, generate=generate):
                 return
             if time.monotonic() > deadline:
-                raise UnhealthyError(
-                    f"{self.host.name}: not healthy within {self.limit:.0f} s",
-                    tuple(lines),
-                    "raise limits.load where it only needs longer; `glm5-deploy logs` shows all",
-                )
+                raise self._late(said, earlier=earlier)
             self.cancel.sleep(pause)
-            pause = min(1.5 * pause, LONGEST_PAUSE)
+            pause = FIRST_PAUSE if earlier else min(1.5 * pause, LONGEST_PAUSE)
+
+    def _serves(
+        self,
+        state: UnitState,
+        said: _Said,
+        api_key: Secret | None,
+        deadline: float,
+        *,
+        generate: bool,
+    ) -> bool:
+        """Whether the server answers by now.
+
+        Raises:
+            UnhealthyError: its state tells that it will not.
+        """
+        said.take(state)
+        self._show(state.lines)
+        why = failure(state.properties, said.restarts or 0)
+        if why is not None:
+            more = f"`glm5-deploy logs --host {self.host.name} -n 200` shows more"
+            raise UnhealthyError(f"{self.host.name}: {why}", said.lines, more)
+        if state.properties.get("ActiveState") != "active" or not self._healthy():
+            return False
+        return not generate or self._generates(api_key, deadline)
+
+    def _late(self, said: _Said, *, earlier: bool) -> UnhealthyError:
+        name, within = self.host.name, f"within {self.limit:.0f} s"
+        if earlier:
+            unit = self.target.profile.unit_name
+            message = f"{name}: the earlier server has not stopped {within}"
+            hint = f"`systemctl list-jobs` there tells what {unit} waits for; or raise limits.load"
+            return UnhealthyError(message, said.lines, hint)
+        hint = "raise limits.load where it only needs longer; `glm5-deploy logs` shows all"
+        return UnhealthyError(f"{name}: not healthy {within}", said.lines, hint)
 
     def _look(self, cursor: str, deadline: float) -> UnitState:
         """Poll once, waiting for a host that is away until the deadline."""
