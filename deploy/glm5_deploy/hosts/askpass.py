@@ -49,7 +49,11 @@ def askpass(folder: Path, secret: Callable[[], Secret]) -> Iterator[dict[str, st
 def _serve(pipe: Path, secret: Callable[[], Secret], done: threading.Event) -> None:
     while not done.is_set():
         descriptor = os.open(pipe, os.O_WRONLY)
-        with os.fdopen(descriptor, "w") as writer, contextlib.suppress(BrokenPipeError, Glm5Error):
+        # Closing sends what a reader that has gone did not take, and fails once more.
+        with (
+            contextlib.suppress(BrokenPipeError, Glm5Error),
+            os.fdopen(descriptor, "w", encoding="utf-8") as writer,
+        ):
             if not done.is_set():
                 writer.write(f"{secret().value}\n")
                 writer.flush()

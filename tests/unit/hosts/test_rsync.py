@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import threading
 from pathlib import Path, PurePosixPath
@@ -98,7 +99,7 @@ def test_failures(code: int, said: str, kind: type[Glm5Error], part: str) -> Non
 
 
 def test_askpass_gives_the_secret_each_time_and_leaves_no_thread(tmp_path: Path) -> None:
-    before, asked = threading.active_count(), []
+    before, asked = set(threading.enumerate()), []
 
     def secret() -> Secret:
         asked.append(1)
@@ -112,4 +113,18 @@ def test_askpass_gives_the_secret_each_time_and_leaves_no_thread(tmp_path: Path)
             assert shown.stdout.decode() == 'it\'s "$x" ü\n'
         held = (tmp_path / "askpass").read_text() + str(variables)
         assert "$x" not in held
-    assert threading.active_count() == before
+    assert not set(threading.enumerate()) - before
+
+
+def test_askpass_outlives_a_program_that_is_ended_while_it_asks(tmp_path: Path) -> None:
+    gone = threading.Event()
+
+    def secret() -> Secret:
+        assert gone.wait(20)
+        return Secret("s")
+
+    with askpass(tmp_path, secret) as variables:
+        os.close(os.open(tmp_path / "passphrase", os.O_RDONLY))
+        gone.set()
+        shown = subprocess.run([variables["SSH_ASKPASS"]], capture_output=True, timeout=20)
+    assert shown.stdout == b"s\n"
