@@ -79,8 +79,6 @@ def down(
     from glm5_deploy.errors import UsageError
 
     if models and not purge:
-        from glm5_deploy.errors import UsageError
-
         raise UsageError("--models goes with --purge", "glm5-deploy down --purge --models")
     targets = selection(inventory, host, group, profile)
     if purge and not yes:

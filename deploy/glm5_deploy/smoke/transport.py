@@ -18,14 +18,9 @@ from glm5_deploy.hosts.host import Host
 from glm5_deploy.smoke.health import dial_address
 
 Dial = Callable[[str, int], socket.socket]
-"""Opens a byte stream to an address and port: `Host.dial`, or `local_dial` in tests."""
+"""Opens a byte stream to an address and port, as `Host.dial` does."""
 
 DEFAULT_TIMEOUT = httpx.Timeout(60.0, connect=15.0)
-
-
-def local_dial(address: str, port: int) -> socket.socket:
-    """A plain connection from this machine."""
-    return socket.create_connection((address, port), timeout=10.0)
 
 
 def client_for(host: Host, target: Target, api_key: Secret | None) -> httpx.Client:

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from glm5_deploy.hosts.facts.fact import FactOutput
-from glm5_deploy.hosts.facts.files import parse_file, parse_tree
 from glm5_deploy.hosts.facts.gpu import parse_gpus
 from glm5_deploy.hosts.facts.ports import parse_ports
 from glm5_deploy.hosts.facts.python import parse_pythons
@@ -27,7 +26,6 @@ from glm5_deploy.hosts.facts.unit import parse_unit
 
 PARSERS: dict[str, Callable[[FactOutput], Any]] = {
     "disks": parse_disks,
-    "file": parse_file,
     "gpus": parse_gpus,
     "libraries": parse_libraries,
     "machine": parse_machine,
@@ -37,7 +35,6 @@ PARSERS: dict[str, Callable[[FactOutput], Any]] = {
     "sudo": parse_sudo,
     "systemd": parse_systemd,
     "tools": parse_tools,
-    "tree": parse_tree,
     "unit": parse_unit,
 }
 CASES = sorted(Path(__file__).parent.glob("facts/*.json"))

@@ -18,9 +18,14 @@ from glm5_deploy.smoke.api import Streamed
 from glm5_deploy.smoke.backend import Backends, matches, parse_backends
 from glm5_deploy.smoke.checks import measured_rate
 from glm5_deploy.smoke.health import dial_address, health
-from glm5_deploy.smoke.transport import client_over, local_dial
+from glm5_deploy.smoke.transport import client_over
 from hypothesis import given
 from hypothesis import strategies as st
+
+
+def local_dial(address: str, port: int) -> socket.socket:
+    return socket.create_connection((address, port), timeout=10.0)
+
 
 LINES = (
     'data: {"text": "ünï"}', "", ": a comment", "", "event: x", "data: first", "data:second\r",

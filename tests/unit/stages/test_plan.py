@@ -60,7 +60,7 @@ def test_a_bare_machine_gets_packages_first() -> None:
 
 def test_python_without_headers_gets_them() -> None:
     path = PurePosixPath("/usr/bin/python3.11")
-    observed = replace(bare(), system=system(pythons=(Python(path, path, (3, 11, 2), False),)))
+    observed = replace(bare(), system=system(pythons=(Python(path, (3, 11, 2), False),)))
     assert planned(desired(), observed)[0] == "system install python3.11-dev"
     without = desired(needs={"compiler": False})
     assert planned(without, observed)[0] == "system create user glm5"
@@ -70,7 +70,7 @@ def test_a_python_can_be_carried(tmp_path: Path) -> None:
     wanted = desired(settings={"python_tree": str(tmp_path)}, engine={"python": "3.12"})
     assert f"system sync {PurePosixPath('/opt/glm5/python/3.12')}" in planned(wanted, bare())
     path = PurePosixPath("/opt/glm5/python/3.12/bin/python3.12")
-    there = replace(bare(), system=system(pythons=(Python(path, path, (3, 12, 1), True),)))
+    there = replace(bare(), system=system(pythons=(Python(path, (3, 12, 1), True),)))
     assert not [line for line in planned(wanted, there) if "sync /opt/glm5/python" in line]
 
 

@@ -29,7 +29,7 @@ DESCRIBE = (
     "import os, sys, sysconfig\n"
     "print('%d.%d.%d' % sys.version_info[:3],"
     " os.path.exists(os.path.join(sysconfig.get_path('include'), 'Python.h')),"
-    " os.path.realpath(sys.executable), sys.argv[1], sep='\\t')\n"
+    " sys.argv[1], sep='\\t')\n"
 )
 
 
@@ -39,13 +39,11 @@ class Python:
 
     Args:
         path: as it was found.
-        real_path: without links.
         version: for instance (3, 12, 4).
         headers: ``Python.h`` is there, as compilers of extensions need.
     """
 
     path: PurePosixPath
-    real_path: PurePosixPath
     version: tuple[int, int, int]
     headers: bool
 
@@ -67,15 +65,9 @@ def parse_pythons(output: FactOutput) -> tuple[Python, ...]:
     found = []
     for line in output.stdout.splitlines():
         parts = line.split("\t")
-        if len(parts) != 4 or parts[0].count(".") != 2:
+        if len(parts) != 3 or parts[0].count(".") != 2:
             continue
         major, minor, patch = (int(part) for part in parts[0].split("."))
-        found.append(
-            Python(
-                PurePosixPath(parts[3]),
-                PurePosixPath(parts[2]),
-                (major, minor, patch),
-                parts[1] == "True",
-            )
-        )
+        path, headers = PurePosixPath(parts[2]), parts[1] == "True"
+        found.append(Python(path, (major, minor, patch), headers))
     return tuple(found)

@@ -1,22 +1,21 @@
-"""Facts about the machine as a whole: `gather_system`, or `SYSTEM_FACTS` together with others and
-then `system_facts`.
+"""Facts about the machine as a whole: `system_fact_list`, gathered with others, then
+`system_facts`.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, Literal, get_args
 
 from glm5_deploy.hosts.command import command, script
-from glm5_deploy.hosts.facts.fact import Fact, FactOutput, gather
+from glm5_deploy.hosts.facts.fact import Fact, FactOutput
 from glm5_deploy.hosts.facts.gpu import GPU_FACT, GpuFacts
 from glm5_deploy.hosts.facts.ports import PORT_FACT, Listener
 from glm5_deploy.hosts.facts.python import Python, python_fact
-from glm5_deploy.hosts.host import Host
 
 SudoState = Literal["root", "nopasswd", "password", "refused", "missing"]
 """root: the login user is root. password: sudo works with the password given. refused: it does not
@@ -24,15 +23,11 @@ work.
 """
 
 SHOW_MACHINE = r"""
-echo "kernel=$(uname -r)"
 echo "architecture=$(uname -m)"
 echo "libc=$(getconf GNU_LIBC_VERSION 2>/dev/null)"
-echo "cpus=$(nproc)"
 echo "user=${SUDO_USER:-$(id -un)}"
-echo "uid=${SUDO_UID:-$(id -u)}"
-echo "hostname=$(uname -n)"
 while read -r key value unit; do
-  case $key in MemTotal:|MemAvailable:) echo "${key%:}=$value";; esac
+  case $key in MemTotal:) echo "MemTotal=$value";; esac
 done </proc/meminfo
 echo "clock=$(date +%s.%N)"
 """
@@ -64,7 +59,7 @@ exit 0
 """
 
 SHOW_DISKS = r"""
-columns=source,fstype,size,avail,itotal,iavail,target
+columns=avail,itotal,iavail,target
 timeout 8 df --block-size=1 --output=$columns 2>/dev/null ||
   df --local --block-size=1 --output=$columns 2>/dev/null
 echo '--- mounts'
@@ -75,37 +70,7 @@ exit 0
 
 MOUNT_FLAGS = ("ro", "noexec")
 
-TOOLS = (
-    "cc",
-    "gcc",
-    "clang",
-    "g++",
-    "make",
-    "rsync",
-    "uv",
-    "curl",
-    "tar",
-    "xz",
-    "nvidia-smi",
-    "nvcc",
-    "apt-get",
-    "dnf",
-    "yum",
-    "zypper",
-    "pacman",
-    "apk",
-    "systemd-run",
-    "systemd-analyze",
-    "journalctl",
-    "setfacl",
-    "sha256sum",
-    "flock",
-    "sudo",
-    "runuser",
-    "python3",
-    "numactl",
-    "ss",
-)
+TOOLS = ("cc", "gcc", "clang", "rsync", "apt-get", "dnf", "zypper")
 
 
 @dataclass(frozen=True)
@@ -114,14 +79,11 @@ class Os:
 
     Args:
         id: ``debian``, ``ubuntu``, ``rhel``, …
-        like: the distributions that it descends from.
     """
 
     id: str
     version_id: str
-    codename: str
     pretty: str
-    like: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -131,19 +93,14 @@ class Machine:
     Args:
         clock: the host's seconds since 1970 when it was asked.
         libc: glibc's version, or None (musl).
+        user: who logs in.
         memory_total: bytes.
-        memory_available: bytes that can be had without swapping.
     """
 
-    kernel: str
     architecture: str
     libc: tuple[int, ...] | None
-    cpus: int
     user: str
-    uid: int
-    hostname: str
     memory_total: int
-    memory_available: int
     clock: float
 
 
@@ -162,17 +119,15 @@ class Systemd:
 
 @dataclass(frozen=True)
 class Disk:
-    """A mounted file system. Sizes in bytes; inode counts are 0 where the file system has none
-    (btrfs).
+    """A mounted file system.
 
     Args:
+        available: bytes.
+        inodes, inodes_available: 0 where the file system has none (btrfs).
         flags: those of `MOUNT_FLAGS` that it is mounted with.
     """
 
     mount: PurePosixPath
-    device: str
-    kind: str
-    size: int
     available: int
     inodes: int
     inodes_available: int
@@ -219,9 +174,7 @@ def parse_os(output: FactOutput) -> Os:
     return Os(
         values.get("ID", ""),
         values.get("VERSION_ID", ""),
-        values.get("VERSION_CODENAME", ""),
         values.get("PRETTY_NAME", ""),
-        tuple(values.get("ID_LIKE", "").split()),
     )
 
 
@@ -238,15 +191,10 @@ def parse_machine(output: FactOutput) -> Machine:
     libc = re.search(r"(\d+)\.(\d+)", values.get("libc", ""))
     clock = re.fullmatch(r"\d+(\.\d+)?", values.get("clock", ""))
     return Machine(
-        kernel=values.get("kernel", ""),
         architecture=values.get("architecture", ""),
         libc=(int(libc[1]), int(libc[2])) if libc else None,
-        cpus=_count(values.get("cpus", "")),
         user=values.get("user", ""),
-        uid=_count(values.get("uid", "")),
-        hostname=values.get("hostname", ""),
         memory_total=_count(values.get("MemTotal", "")) * 1024,
-        memory_available=_count(values.get("MemAvailable", "")) * 1024,
         clock=float(clock[0]) if clock else 0.0,
     )
 
@@ -286,16 +234,12 @@ def parse_disks(output: FactOutput) -> tuple[Disk, ...]:
     flags = dict(_mount_flags(line) for line in mounts.splitlines() if line.count(" ") >= 3)
     disks = []
     for line in table.splitlines()[1:]:
-        words = line.split(None, 6)
-        if len(words) == 7:
-            size, free, inodes, inodes_free = (_count(word) for word in words[2:6])
-            mount = words[6].rstrip()
-            disks.append(
-                Disk(
-                    PurePosixPath(mount), words[0], words[1], size, free, inodes, inodes_free,
-                    flags.get(mount, ()),
-                )
-            )  # fmt: skip
+        words = line.split(None, 3)
+        if len(words) == 4:
+            free, inodes, inodes_free = (_count(word) for word in words[:3])
+            mount = words[3].rstrip()
+            found = Disk(PurePosixPath(mount), free, inodes, inodes_free, flags.get(mount, ()))
+            disks.append(found)
     return tuple(disks)
 
 
@@ -326,19 +270,9 @@ def system_fact_list(*pythons: PurePosixPath) -> list[Fact[Any]]:
     ]
 
 
-SYSTEM_FACTS = system_fact_list()
-
-
 def system_facts(values: Mapping[str, Any]) -> SystemFacts:
-    """Put together what `gather` gave for `SYSTEM_FACTS`, alone or among others."""
+    """Put together what `gather` gave for `system_fact_list`, alone or among others."""
     names = ("os", "machine", "sudo", "systemd", "pythons", "tools", "libraries", "disks")
     return SystemFacts(
         **{name: values[name] for name in names}, gpus=values["gpus"], ports=values["ports"]
     )
-
-
-def gather_system(
-    host: Host, *, pythons: Sequence[PurePosixPath] = (), sudo: bool = True, timeout: float = 60
-) -> SystemFacts:
-    """All facts about the machine in one round trip. See `gather` for what it raises."""
-    return system_facts(gather(host, system_fact_list(*pythons), sudo=sudo, timeout=timeout))
