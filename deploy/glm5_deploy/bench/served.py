@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -12,6 +11,7 @@ from glm5_deploy.errors import PreflightError
 from glm5_deploy.hosts.command import Secret, command, script
 from glm5_deploy.hosts.host import Host
 from glm5_deploy.smoke.api import AnswerError, Api
+from glm5_deploy.stages.record import parse_record
 from glm5_deploy.status.probe import read_load
 
 JOB = "glm5-job-bench-"
@@ -50,6 +50,7 @@ def read_served(host: Host, target: Target) -> Served:
 
     Raises:
         PreflightError: nothing is deployed, it does not run, or it has no environment of ours.
+        RecordError: what its release says of itself is damaged.
     """
     unit = target.profile.unit_name
     said = host.run(script(_LOOK, target.root, unit, JOB)).stdout
@@ -59,7 +60,7 @@ def read_served(host: Host, target: Target) -> Served:
     values = dict(line.split("=", 1) for line in state.splitlines() if "=" in line)
     if values.get("ActiveState") != "active":
         raise PreflightError(*_not_active(host.name, unit, values))
-    venv = json.loads(profile).get("venv")
+    venv = parse_record(profile, f"{host.name}: profile.json of {link}").venv
     if venv is None:
         raise PreflightError(
             "the server runs in no environment of ours, so vLLM's benchmark cannot be found",

@@ -2,47 +2,45 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 from glm5_deploy.config.models import Profile, Target
-from glm5_deploy.errors import Glm5Error
 from glm5_deploy.hosts.host import Host
 from glm5_deploy.stages.observed import Paths
-
-_OURS = ("venv", "model_sha256", "secret_names")
+from glm5_deploy.stages.record import Record, RecordError, parse_record
 
 
 def as_it_was(host: Host, target: Target, release: str) -> Target:
     """The target with the release's own profile; limits and tests are today's.
 
     Raises:
-        Glm5Error: the release's record is missing or cannot be read.
+        CommandFailedError: the release's record is missing.
+        RecordError: it cannot be read.
     """
     path = Paths.of(target).release(release) / "profile.json"
+    where = f"{host.name}:{path}"
+    record = parse_record(host.get(path).decode(errors="replace"), where)
     try:
-        document = json.loads(host.get(path).decode())
-        return target.model_copy(update={"profile": profile_of(document, target.profile)})
-    except (ValueError, OSError) as error:
-        raise Glm5Error(f"the release's own profile cannot be read: {error}") from error
+        profile = profile_of(record, target.profile)
+    except ValueError as error:
+        raise RecordError(where, str(error)) from error
+    return target.model_copy(update={"profile": profile})
 
 
-def profile_of(document: dict[str, Any], today: Profile) -> Profile:
+def profile_of(record: Record, today: Profile) -> Profile:
     """A profile from a release's own record; what the record leaves out is taken from today's.
 
     Raises:
         ValueError: it is no profile of this version of the program.
     """
-    kept = {name: value for name, value in document.items() if name not in _OURS}
-    smoke = today.smoke
-    if kept.get("model", {}).get("name") != today.model.name:
-        smoke = smoke.model_copy(update={"expect": []})
-    return Profile.model_validate(
+    found = Profile.model_validate(
         {
-            **kept,
-            "smoke": smoke,
+            **record.profile,
+            "smoke": today.smoke,
             "limits": today.limits,
             "needs": today.needs,
             "secrets": today.secrets,
         }
     )
+    if found.model.name == today.model.name:
+        return found
+    # What one model answers says nothing of another.
+    return found.model_copy(update={"smoke": today.smoke.model_copy(update={"expect": []})})

@@ -18,6 +18,7 @@ from glm5_deploy.hosts.command import Command, Secret
 from glm5_deploy.hosts.fake import Expected, FakeHost
 from glm5_deploy.report.events import Silent
 from glm5_deploy.run.cancel import Cancel, InterruptedRunError
+from glm5_deploy.stages.record import RecordError
 
 from tests.fakes import openai_server
 
@@ -77,7 +78,8 @@ def serve() -> Iterator[Serve]:
 
 
 def looked(unit: str = ACTIVE, release: str = "r1", jobs: str = "", **profile: Any) -> Expected:  # noqa: ANN401
-    described = json.dumps({"venv": "v1", **profile}) if release else ""
+    record = {"venv": "v1", "engine": {"kernel": True}, **profile}
+    described = json.dumps(record) if release else ""
     parts = (f"releases/{release}\n" if release else "", described, unit, jobs)
     return Expected(
         lambda command: "list-units" in command.argv[2] and "profile.json" in command.argv[2],
@@ -160,6 +162,13 @@ def test_the_name_follows_from_what_is_measured(serve: Serve) -> None:
         host.calls.clear()
     assert names[0] == names[1]
     assert len(set(names)) == 3
+
+
+def test_a_damaged_record_of_the_release_is_told(serve: Serve) -> None:
+    target, host = serve()
+    host.expected.append(looked(venv=7))
+    with pytest.raises(RecordError, match=r"node1: profile.json of releases/r1 cannot be read"):
+        bench(target, host)[0].run()
 
 
 @pytest.mark.parametrize(
