@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import IO
 
 import httpx
-from glm5_deploy.demo.local import Word, locked, run
 from glm5_deploy.demo.wheelhouse import prepare
+from glm5_deploy.local_command import Word, locked, run
 from glm5_deploy.run.local import cache_folder
 from uv import find_uv_bin
 

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from glm5_deploy.demo import machine, network
-from glm5_deploy.demo.local import run
 from glm5_deploy.demo.rootfs import Variant, build_rootfs, require_prerequisites
 from glm5_deploy.errors import Glm5Error
+from glm5_deploy.local_command import run
 
 BOOT_LIMIT = 120.0
 STOP_LIMIT = 20.0

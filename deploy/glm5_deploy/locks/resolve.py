@@ -5,8 +5,8 @@ from __future__ import annotations
 import datetime
 import re
 
-from glm5_deploy.demo.local import LocalCommandError, run
 from glm5_deploy.errors import Glm5Error, UsageError
+from glm5_deploy.local_command import LocalCommandError, run
 from glm5_deploy.locks.text import Recipe
 
 LIMIT = 900
