@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from glm5_deploy.config.errors import ConfigErrors, ConfigProblem, shown_file
+from glm5_deploy.config.golden import read_golden
 from glm5_deploy.config.locks import lock_path
 from glm5_deploy.config.merge import group_order, groups_of, members, settings_of
 from glm5_deploy.config.models import Target, option_name
@@ -348,13 +349,10 @@ def _golden(profile: Node) -> Iterator[ConfigProblem]:
     node = profile.at("smoke", "golden")
     if node is None or not node.text or not Path(node.text).is_file():
         return
-    from glm5_deploy.smoke.context import CheckFailed
-    from glm5_deploy.smoke.golden import read_golden
-
     try:
         read_golden(Path(node.text))
-    except CheckFailed as failed:
-        yield node.problem(str(failed), failed.hint)
+    except UsageError as error:
+        yield node.problem(error.message, error.hint)
 
 
 def _not_there(node: Node, kind: str) -> ConfigProblem:

@@ -1,19 +1,16 @@
 """Golden tokens: a tiny model's greedy answers must be those of the reference that made it.
 
-`python -m glm5_kernel make-tiny` writes golden.json beside the model: prompts, one of them longer
-than the indexer selects, and what transformers answers in float32 on the same weights.
+One of the prompts is longer than the indexer selects; the answers are those of transformers, in
+float32 on the same weights.
 """
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Any
-
+from glm5_deploy.config.golden import read_golden
+from glm5_deploy.errors import UsageError
 from glm5_deploy.smoke.api import choice, shorten
 from glm5_deploy.smoke.context import CheckFailed, Context
 
-FORMAT = 1
 _DIFFERS = (
     "the prompts were chosen so that rounding does not turn an answer: suspect the model's files, "
     "their loader, the attention backend or the indexer"
@@ -28,7 +25,10 @@ def golden(context: Context) -> str:
     """
     path = context.profile.smoke.golden
     assert path is not None
-    prompts = read_golden(path)
+    try:
+        prompts = read_golden(path)
+    except UsageError as error:
+        raise CheckFailed(error.message, error.hint) from error
     for each in prompts:
         answer = context.api.patient().complete(
             list(each["prompt"]), len(each["tokens"]), return_token_ids=True, ignore_eos=True
@@ -41,26 +41,6 @@ def golden(context: Context) -> str:
     lengths = ", ".join(str(len(each["prompt"])) for each in prompts)
     tokens = sum(len(each["tokens"]) for each in prompts)
     return f"{tokens} tokens as the reference's, after {lengths}"
-
-
-def read_golden(path: Path) -> list[dict[str, Any]]:
-    """The prompts of a golden.json.
-
-    Raises:
-        CheckFailed: it is none, or one of another format.
-    """
-    hint = "make it anew: `python -m glm5_kernel make-tiny` writes it beside the model"
-    try:
-        document = json.loads(path.read_text())
-        prompts = [dict(each) for each in document["prompts"]]
-        complete = all(each["prompt"] and each["tokens"] and each["name"] for each in prompts)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckFailed(f"{path}: {error or 'no golden.json'}", hint) from error
-    if document.get("format") != FORMAT:
-        raise CheckFailed(f"{path}: format {document.get('format')}; {FORMAT} is right", hint)
-    if not prompts or not complete:
-        raise CheckFailed(f"{path}: it holds no prompt, or an empty one", hint)
-    return prompts
 
 
 def same_tokens(wanted: list[int], found: object, hint: str) -> None:
