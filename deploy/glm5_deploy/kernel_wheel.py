@@ -62,13 +62,14 @@ def built_wheel(kernel: Path, cache: Path) -> Path:
     folder = cache / _digest(kernel)
     wheels = list(folder.glob("*.whl"))
     wheel = wheels[0] if wheels else _build(kernel, folder)
-    seen.write_text(json.dumps({"stamp": stamp, "wheel": str(wheel)}))
+    record = json.dumps({"stamp": stamp, "wheel": str(wheel)})
+    seen.write_text(record, encoding="utf-8")
     return wheel
 
 
 def _known(seen: Path, stamp: list[list[str | int]]) -> Path | None:
     try:
-        record = json.loads(seen.read_text())
+        record = json.loads(seen.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     wheel = Path(record["wheel"])

@@ -135,6 +135,7 @@ def _read(name: str, *, new: bool) -> tuple[Path, str]:
     """A lock and its text; one that is to be made has none yet."""
     from glm5_deploy.config.locks import lock_path, missing_lock
     from glm5_deploy.errors import UsageError
+    from glm5_deploy.locks.text import read_lock
 
     try:
         path = lock_path(name)
@@ -143,7 +144,7 @@ def _read(name: str, *, new: bool) -> tuple[Path, str]:
             return Path(name).expanduser().absolute(), ""
         message, hint = missing_lock(name)
         raise UsageError(message, f"{hint}; a new one: FILE.txt with --require") from None
-    return path, path.read_text()
+    return path, read_lock(path)
 
 
 def _recipe(
@@ -193,7 +194,7 @@ def _write(target: Path, text: str) -> None:
 
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        temporary.write_text(text)
+        temporary.write_text(text, encoding="utf-8")
         temporary.replace(target)
     except OSError as error:
         raise UsageError(

@@ -49,9 +49,12 @@ def client_config(route: Route, *, keepalive: int, asks: bool) -> str:
 
 
 def _own_file(path: Path) -> str:
-    """The text itself: a file that others may write is good enough for ``-F``, not for Include."""
+    """The text itself: a file that others may write is good enough for ``-F``, not for Include.
+
+    Bytes that are no UTF-8 are kept as they are.
+    """
     try:
-        return path.read_text()
+        return path.read_text(encoding="utf-8", errors="surrogateescape")
     except OSError as error:
         raise UsageError(f"cannot read the ssh_config {path}: {error.strerror}") from error
 
@@ -123,5 +126,5 @@ def write_private(path: Path, text: str, mode: int = 0o600) -> None:
     import os
 
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(descriptor, "w") as file:
+    with os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
         file.write(text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from glm5_deploy.errors import UsageError
 
@@ -69,6 +70,20 @@ class Difference:
         if self.after is None:
             return f"- {self.name} {self.before}"
         return f"~ {self.name} {self.before} → {self.after}"
+
+
+def read_lock(path: Path) -> str:
+    """A lock's text.
+
+    Raises:
+        UsageError: it cannot be read, or is no text.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is no text in UTF-8"
+        hint = "name a lock that ships, or a requirements file with hashes"
+        raise UsageError(f"cannot read the lock {path}: {why}", hint) from error
 
 
 def normalised(name: str) -> str:

@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import NoReturn
 
 from glm5_deploy.errors import Glm5Error, UsageError
-from glm5_deploy.locks.text import Pin, logical_lines, normalised, pins
+from glm5_deploy.locks.text import Pin, logical_lines, normalised, pins, read_lock
 
 _COMING = re.compile(r"^(?:Collecting|Processing) (?P<what>\S+?)(?:==|-)(?P<version>\d\S*)")
 _NEWEST_TAG = re.compile(r"^x86_64-manylinux_(\d+)_(\d+)$")
@@ -128,7 +128,7 @@ def fill(lock: Path, folder: Path, *, python: str, platform: str, told: Told) ->
         WheelhouseError: the folder cannot be written to, or a download failed, with pip's own
             words; the next call resumes.
     """
-    text = lock.read_text()
+    text = read_lock(lock)
     total = len(pins(text))
     program = [*_program(), *_arguments(python, platform)]
     try:
@@ -212,7 +212,7 @@ def _fetch(
 ) -> None:
     """Download these packages beside the wheelhouse, then move them into it."""
     asked = coming / "requirements.txt"
-    asked.write_text("".join(f"{block}\n" for block in blocks))
+    asked.write_text("".join(f"{block}\n" for block in blocks), encoding="utf-8")
     arrived = coming / "wheels"
     command = [*program, f"--requirement={asked}", f"--dest={arrived}"]
     # pip unpacks below TMPDIR, which may be small; here the wheels must fit anyway.

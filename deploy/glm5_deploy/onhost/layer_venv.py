@@ -47,7 +47,8 @@ def write_pth(folder: Path, seen: list[str]) -> None:
     python = str(folder / "bin" / "python")
     found = subprocess.run([python, "-I", "-c", where], stdout=subprocess.PIPE, check=True)
     path = Path(found.stdout.decode().strip(), PTH)
-    path.write_text(f"import site; list(map(site.addsitedir, {seen!r}))\n")
+    # Python reads it by the locale of whoever runs it: in ASCII it is the same to all.
+    path.write_text(f"import site; list(map(site.addsitedir, {seen!a}))\n", encoding="ascii")
 
 
 def write_commands(folder: Path, seen: list[str]) -> int:

@@ -64,8 +64,9 @@ def read_manifest(path: Path) -> dict[str, str]:
     entries = {}
     for line in path.read_text(encoding="utf-8").splitlines():
         if line.strip():
-            digest, name = line.split(maxsplit=1)
-            entries[name.lstrip("*")] = digest.lower()
+            digest, _, marked = line.partition(" ")
+            name = marked[1:] if marked.startswith((" ", "*")) else marked
+            entries[name] = digest.lower()
     return entries
 
 

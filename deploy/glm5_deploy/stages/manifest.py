@@ -47,8 +47,9 @@ def parse_manifest(text: str, origin: str) -> Manifest:
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
-        digest, _, name = line.partition(" ")
-        name = name.lstrip(" *")
+        digest, _, marked = line.partition(" ")
+        # sha256sum writes a blank or, for binary files, a star before the name.
+        name = marked[1:] if marked.startswith((" ", "*")) else marked
         if len(digest) != 64 or set(digest.lower()) - set("0123456789abcdef") or not name:
             raise UsageError(f"{origin}:{number}: not a line of sha256sum: {line[:80]!r}")
         if name.startswith("/") or ".." in Path(name).parts or name in entries:
@@ -125,7 +126,7 @@ def _sha256(path: Path) -> str:
 
 def _load(cache: Path) -> dict[str, Any]:
     try:
-        return dict(json.loads(cache.read_text()))
+        return dict(json.loads(cache.read_text(encoding="utf-8")))
     except (OSError, ValueError):
         return {}
 
@@ -134,7 +135,7 @@ def _store(cache: Path, known: dict[str, Any]) -> None:
     with suppress(OSError):  # it only saves time
         cache.parent.mkdir(parents=True, exist_ok=True)
         temporary = cache.with_name(f"{cache.name}.{os.getpid()}")
-        temporary.write_text(json.dumps(known))
+        temporary.write_text(json.dumps(known), encoding="utf-8")
         temporary.replace(cache)
 
 
@@ -162,7 +163,12 @@ def wanted_manifest(
 def _wanted(folder: Path | None, manifest: Path | None, cache: Path) -> Manifest | None:
     if manifest is not None:
         try:
-            return parse_manifest(manifest.read_text(), str(manifest))
-        except OSError as error:
-            raise UsageError(f"cannot read the manifest {manifest}: {error.strerror}") from error
+            text = manifest.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            why = getattr(error, "strerror", None) or "it is no text in UTF-8"
+            raise UsageError(
+                f"cannot read the manifest {manifest}: {why}",
+                "model.manifest names a file as `sha256sum` writes it",
+            ) from error
+        return parse_manifest(text, str(manifest))
     return None if folder is None else local_manifest(folder, cache)

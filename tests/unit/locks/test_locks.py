@@ -158,6 +158,15 @@ def test_commands_that_are_refused(words: list[str], said: str, tmp_path: Path) 
     assert said in done.stderr
 
 
+def test_a_lock_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    lock = tmp_path / "archive.txt"
+    lock.write_bytes(b"\x1f\x8b\xff")
+    for words in (["lock", str(lock)], ["wheelhouse", str(lock), "--output", str(tmp_path / "w")]):
+        done = cli(*words)
+        assert done.returncode == 2
+        assert f"cannot read the lock {lock}: it is no text in UTF-8" in done.stderr
+
+
 def test_a_lock_without_a_network_says_so(tmp_path: Path) -> None:
     lock = tmp_path / "new.txt"
     done = cli("lock", str(lock), "--require", "a", "--write", UV_CACHE_DIR=str(tmp_path / "c"))

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 from glm5_deploy.errors import UsageError
+from glm5_deploy.onhost import verify
 from glm5_deploy.stages.arguments import flag_words
-from glm5_deploy.stages.manifest import local_manifest, parse_manifest
+from glm5_deploy.stages.manifest import local_manifest, parse_manifest, wanted_manifest
 from glm5_deploy.stages.systemd import environment_file, exec_line, quote
 from hypothesis import given
 from hypothesis import strategies as st
@@ -91,13 +92,16 @@ def test_manifests_round_trip_and_notice_change(tmp_path: Path) -> None:
     (folder / "sub").mkdir(parents=True)
     (folder / "a b.bin").write_bytes(b"one")
     (folder / "sub/c").write_bytes(b"two")
+    (folder / "*star").write_bytes(b"*")
+    (folder / " blank").write_bytes(b" ")
     (folder / ".hidden").write_bytes(b"x")
     first = local_manifest(folder, cache)
-    assert list(first.entries) == ["a b.bin", "sub/c"]
+    assert sorted(first.entries) == [" blank", "*star", "a b.bin", "sub/c"]
     assert parse_manifest(first.text(), "m").entries == first.entries
     (tmp_path / "sums").write_text(first.text())
     check = ["sha256sum", "--check", "--quiet", str(tmp_path / "sums")]
     assert subprocess.run(check, cwd=folder, check=False).returncode == 0
+    assert verify.read_manifest(tmp_path / "sums") == first.entries
     before = (folder / "a b.bin").stat()
     (folder / "a b.bin").write_bytes(b"ONE")
     os.utime(folder / "a b.bin", ns=(before.st_atime_ns, before.st_mtime_ns))
@@ -105,7 +109,6 @@ def test_manifests_round_trip_and_notice_change(tmp_path: Path) -> None:
 
 
 def test_a_link_that_leads_nowhere_is_a_file_that_is_missing(tmp_path: Path) -> None:
-    from glm5_deploy.onhost import verify
 
     folder = tmp_path / "snapshot"
     folder.mkdir()
@@ -126,6 +129,13 @@ def test_a_bad_manifest_names_its_line(line: str) -> None:
         parse_manifest(f"{'b' * 64}  fine\n{line}\n", "given")
 
 
+def test_sums_of_binary_files_and_a_file_that_is_no_text(tmp_path: Path) -> None:
+    assert list(parse_manifest(f"{'a' * 64} *w.gguf\n", "given").entries) == ["w.gguf"]
+    (tmp_path / "sums").write_bytes(b"\xff\xfe")
+    with pytest.raises(UsageError, match=r"cannot read the manifest .*sums: it is no text"):
+        wanted_manifest(None, tmp_path / "sums", tmp_path / "digests")
+
+
 @given(st.text(alphabet=st.characters(exclude_characters="\0\n\r", exclude_categories=["Cs"])))
 def test_environment_values_are_read_back_by_a_shell(value: str) -> None:
     """systemd reads double quotes in these files as a POSIX shell does."""
@@ -138,7 +148,6 @@ def test_environment_values_are_read_back_by_a_shell(value: str) -> None:
 
 def test_names_that_a_line_cannot_hold_are_passed_over(tmp_path: Path) -> None:
     from glm5_deploy.hosts.facts.fact import FactOutput
-    from glm5_deploy.onhost import verify
     from glm5_deploy.stages.observed import parse_tree
 
     plain = ["-dash", "a b.gguf", "ünï"]
