@@ -745,7 +745,7 @@ def test_a_package_with_damaged_metadata(
         if answer is not None:
             raise answer
 
-    monkeypatch.setattr(environment, "version", version)
+    monkeypatch.setattr("glm5_kernel.compat.versions.version", version)
     assert environment.versions()["vllm"] == environment.DAMAGED
 
 

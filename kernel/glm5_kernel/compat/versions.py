@@ -43,19 +43,30 @@ class Found:
         return KNOWN.get(self.release)
 
 
-def find_vllm() -> Found | None:
-    """The installed vLLM by its metadata, without importing it; None where there is none."""
-    for name in DISTRIBUTIONS:
+def installed(*names: str) -> str | None:
+    """Version of the first of these distributions that is there; None where none is.
+
+    It is empty where the metadata are damaged: Python says None of those, and
+    later ones raise a KeyError.
+    """
+    for name in names:
         try:
-            found = version(name) or DAMAGED
+            return version(name) or ""
         except PackageNotFoundError:
             continue
         except KeyError:
-            # As None before Python 3.12.
-            found = DAMAGED
-        numbers = re.match(r"\d+(?:\.\d+){0,2}", found)
-        return Found(found, numbers[0] if numbers else found)
+            return ""
     return None
+
+
+def find_vllm() -> Found | None:
+    """The installed vLLM by its metadata, without importing it; None where there is none."""
+    known = installed(*DISTRIBUTIONS)
+    if known is None:
+        return None
+    found = known or DAMAGED
+    numbers = re.match(r"\d+(?:\.\d+){0,2}", found)
+    return Found(found, numbers[0] if numbers else found)
 
 
 def shares_sparse_mla() -> bool:

