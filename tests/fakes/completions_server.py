@@ -3,18 +3,21 @@
     python completions_server.py MODEL --port N [anything else]
 
 It prints the line by which a worker says what serves, and answers /health, and /v1/completions
-with `prompt_logprobs`, `logprobs` and `return_token_ids` in vLLM 0.26's form. `FAKE_NOISE` makes
-its log-probabilities differ by so much, `FAKE_EXIT` makes it end at once.
+with `prompt_logprobs`, `logprobs` and `return_token_ids` in vLLM 0.26's form, and writes a trace of
+one kernel when a profile ends. `FAKE_NOISE` makes its log-probabilities differ by so much,
+`FAKE_EXIT` makes it end at once.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import os
 import sys
 import zlib
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 VOCAB = 64
@@ -53,6 +56,22 @@ def complete(body: dict[str, Any]) -> dict[str, Any]:
     return {"choices": [choice], "usage": {"prompt_tokens_details": {"cached_tokens": 0}}}
 
 
+def write_trace() -> None:
+    """Into the folder that the arguments name, as torch's profiler does."""
+    folder = Path(json.loads(option("--profiler-config"))["torch_profiler_dir"])
+    folder.mkdir(parents=True, exist_ok=True)
+    events = [
+        {"ph": "X", "cat": "user_annotation", "name": "execute_1", "ts": 0, "dur": 9},
+        {"ph": "X", "cat": "kernel", "name": "a_kernel", "ts": 1, "dur": 7},
+    ]
+    with gzip.open(folder / "rank0.pt.trace.json.gz", "wt") as file:
+        json.dump({"traceEvents": events}, file)
+
+
+def option(name: str) -> str:
+    return sys.argv[sys.argv.index(name) + 1]
+
+
 class Handler(BaseHTTPRequestHandler):
     """Two paths."""
 
@@ -70,6 +89,11 @@ class Handler(BaseHTTPRequestHandler):
         self.reply({})
 
     def do_POST(self) -> None:
+        if self.path.endswith("_profile"):
+            if self.path == "/stop_profile":
+                write_trace()
+            self.reply({})
+            return
         length = int(self.headers["Content-Length"])
         self.reply(complete(json.loads(self.rfile.read(length))))
 

@@ -240,6 +240,8 @@ def test_a_deep_model_repeats_layers_and_their_indexers() -> None:
 def test_what_is_measured_runs_alone() -> None:
     with pytest.raises(SystemExit, match="what is measured runs alone"):
         run.chosen_cases(run.parse(["--part", "throughput", "--part", "ours"]))
+    both = run.chosen_cases(run.parse(["--part", "throughput", "--part", "profile"]))
+    assert [case.name for case in both] == list(cases.THROUGHPUT)
     chosen = run.chosen_cases(run.parse(["--part", "profile", "--bench", "ours-fp8"]))
     assert [case.name for case in chosen] == ["ours-fp8"]
     assert len(run.chosen_cases(run.parse([]))) == len(cases.STOCK + cases.OURS) + 2
@@ -273,6 +275,12 @@ def port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])
+
+
+def test_the_page_names_cases_that_ran_with_other_sources() -> None:
+    found = {"a": {"kernels": "1"}, "b": {"kernels": "2"}, "c": {"kernels": "2"}, "d": {}}
+    assert page.kernels_note(found).strip() == "`a` ran with other sources of ours than the rest."
+    assert page.kernels_note({"a": {"kernels": "1"}, "d": {"kernels": None}}) == ""
 
 
 def test_a_server_is_followed_along_a_path(tmp_path: Path, port: int) -> None:

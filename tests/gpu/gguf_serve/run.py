@@ -12,7 +12,6 @@ another part that lie at `--results` are kept. The status is 0 where every case 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import re
@@ -164,6 +163,9 @@ def checked(case: cases.Case, server: servers.Server) -> None:
     wanted = f"attention={attention} kv={kv} indexer={indexer}"
     if server.backends() != [wanted]:
         raise servers.ServerError(f"{case.name}: served by {server.backends()}, wanted {wanted}")
+    beside = set(servers.STOCK_LINE.findall(text)) if case.ours else set()
+    if beside:  # vLLM's choice for an MTP draft
+        raise servers.ServerError(f"{case.name}: {', '.join(sorted(beside))} serves, too")
     workers = len(servers.OURS_LINE.findall(text))
     if case.ours and workers < case.tensor_parallel:
         raise servers.ServerError(f"{case.name}: {workers} workers said it")
@@ -304,10 +306,8 @@ def main(given: Sequence[str] | None = None) -> int:
     try:
         everything(session, chosen, options.jobs, options.port)
     finally:
-        for server in session.running:
-            with contextlib.suppress(ProcessLookupError):
-                servers.stop(server, 2)
         session.save()
+        servers.stop_all(session.running, 5)
     print(table(session.results))
     for name, text in session.failures.items():
         print(f"FAILED {name}: {text.splitlines()[0]}")

@@ -191,6 +191,16 @@ def started_table(document: Row) -> str:
     return table([*head, "force MQA", "drafts", "GPUs"], body)
 
 
+def kernels_note(found: Row) -> str:
+    """Which cases of ours ran with other sources than most, where a run was in parts."""
+    digests = {name: row["kernels"] for name, row in found.items() if row.get("kernels")}
+    most = max(digests.values(), key=list(digests.values()).count, default=None)
+    others = [f"`{name}`" for name, digest in digests.items() if digest != most]
+    if not others:
+        return ""
+    return f"\n\n{', '.join(others)} ran with other sources of ours than the rest."
+
+
 def loads_table(document: Row, key: str, share: bool) -> str:
     """A row for each load, a column for each server."""
     found = {(r["concurrency"], r["prompt_tokens"], r["impl"]): r for r in document["throughput"]}
@@ -222,10 +232,8 @@ def rounds_note(rows: Sequence[Row]) -> str:
     layers = rows[0].get("layers", model.LAYERS)
     least = min(len(row["rounds"]) for row in rows)
     apart = max(max(row["rounds"]) / min(row["rounds"]) for row in rows)
-    note = (
-        f"The model has {layers} layers here; {least} rounds, which for one server and load differ "
-        f"by up to {apart:.2f} ×."
-    )
+    note = f"The model has {layers} layers here; {least} {'round' if least == 1 else 'rounds'}"
+    note += "." if least == 1 else f", which for one server and load differ by up to {apart:.2f} ×."
     return f"{note} Shares nearer to 1 than that say nothing." if apart > 1.1 else note
 
 
@@ -260,7 +268,7 @@ def text(document: Row) -> str:
         stock=stock_table(document),
         alone=24,
         crowd=crowd_table(document),
-        started=started_table(document),
+        started=started_table(document) + kernels_note(document["cases"]),
         output=128,
         throughput=loads_table(document, "tokens_per_s", True),
         latency=loads_table(document, "ttft_ms", False),

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import time
 import urllib.request
 from collections import defaultdict
 from collections.abc import Sequence
@@ -23,8 +22,8 @@ import numpy as np
 from . import ask, model, prompts
 
 KEPT = 24  # kernels of a row
-OUTPUT_TOKENS = 48
-STEPS = 24
+OUTPUT_TOKENS = 24  # writing the trace of more steps takes many seconds
+LEAST = 20  # seconds that a load may need
 STEP = "execute_"  # how vLLM's marks of a step begin (v1/worker/gpu_worker.py)
 Event = dict[str, Any]
 
@@ -57,8 +56,8 @@ def arguments(folder: Path) -> list[str]:
         "profiler": "torch",
         "torch_profiler_dir": str(folder),
         "torch_profiler_with_stack": False,
+        "torch_profiler_dump_cuda_time_total": False,  # a table that takes longer than the trace
         "ignore_frontend": True,
-        "max_iterations": STEPS,  # writing a longer trace takes many seconds
     }
     return ["--profiler-config", json.dumps(wanted)]
 
@@ -134,22 +133,20 @@ def summary(events: Sequence[Event], steps: int) -> dict[str, Any]:
     }
 
 
-def record(url: str, folder: Path, end: float) -> list[tuple[Load, Path]]:
-    """The trace of each load that there is time for, `end` on the clock of `time.monotonic`."""
-    found = []
-    for number, load in enumerate(LOADS):
-        left = end - time.monotonic()
-        if left < 15:
-            break
-        client = ask.Client(url, left)
-        again = load.what == "decode"
-        send(client, load, 10 * number)
-        post(url, "start_profile", left)
-        send(client, load, 10 * number if again else 10 * number + 1)
-        post(url, "stop_profile", left)
-        kept = folder.parent / f"{folder.name}-{number}.json.gz"
-        found.append((load, newest(folder).replace(kept)))
-    return found
+def record(url: str, number: int, timeout: float) -> None:
+    """Send a load, profiled; `written` ends the profile."""
+    load = LOADS[number]
+    client = ask.Client(url, timeout)
+    again = load.what == "decode"
+    send(client, load, 10 * number)
+    post(url, "start_profile", timeout)
+    send(client, load, 10 * number if again else 10 * number + 1)
+
+
+def written(url: str, folder: Path, number: int, timeout: float) -> Path:
+    """The trace of what `record` sent, under a name of its own; the server writes it meanwhile."""
+    post(url, "stop_profile", timeout)
+    return newest(folder).replace(folder.parent / f"{folder.name}-{number}.json.gz")
 
 
 def row(load: Load, trace: Path) -> dict[str, Any]:

@@ -47,9 +47,8 @@ def merge(folder: Path) -> None:
     (KEPT / "about.json").write_text(json.dumps(about))
     for name in ("throughput", "profile"):
         if (folder / f"{name}.json").is_file():
-            rows = [*rows_of(KEPT / f"{name}.json"), *rows_of(folder / f"{name}.json")]
-            kept = {load_of(row): row for row in rows}
-            (KEPT / f"{name}.json").write_text(json.dumps(list(kept.values())))
+            rows = measured(rows_of(KEPT / f"{name}.json"), rows_of(folder / f"{name}.json"))
+            (KEPT / f"{name}.json").write_text(json.dumps(rows))
 
 
 def rows_of(path: Path) -> list[Document]:
@@ -58,8 +57,20 @@ def rows_of(path: Path) -> list[Document]:
 
 
 def load_of(row: Document) -> tuple[Any, ...]:
-    """What a measurement is of; a later one takes its place."""
-    return row.get("what", ""), row["prompt_tokens"], row["concurrency"], row["impl"]
+    """What a measurement is of."""
+    return row.get("what", ""), row["prompt_tokens"], row["concurrency"]
+
+
+def measured(before: list[Document], now: list[Document]) -> list[Document]:
+    """Rows of now, and those of before under other loads on the same model.
+
+    Servers are compared within one run alone: a load that was measured again has no row of before.
+    """
+    if not now:
+        return before
+    loads, layers = {load_of(row) for row in now}, now[0].get("layers")
+    kept = [r for r in before if load_of(r) not in loads and r.get("layers") == layers]
+    return [*kept, *now]
 
 
 def document() -> Document:
@@ -88,6 +99,7 @@ def case_row(name: str, kept: Document) -> Document:
     follow = kept["answer"]["follow"]
     return {
         **asdict(cases.ALL[name]),
+        "kernels": json.loads(kept["fingerprint"]).get("kernels"),
         "served_by": kept["backends"],
         "start_seconds": kept["start_seconds"],
         "cached_tokens": {length: found["cached"] for length, found in follow.items()},

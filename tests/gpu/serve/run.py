@@ -4,7 +4,8 @@
     python3 tests/gpu/serve/run.py --part stock --part ours --out DIR
 
 Parts: `stock` and `ours` gather answers, `tp2` too and needs two GPUs. `throughput` runs vLLM's
-benchmark over five servers of a deeper model, `profile` measures their kernels; each runs alone.
+benchmark over five servers of a deeper model, `profile` measures their kernels: both alone, or one
+after the other over the same servers.
 Cases whose answers are kept (`--kept`) for the same arguments, weights and sources of ours are not
 started again. Everything that was gathered is written to `--out` as it comes: a run that is
 stopped loses only what was under way. `results.py` merges it and writes the page.
@@ -17,6 +18,7 @@ import contextlib
 import hashlib
 import importlib.metadata
 import json
+import multiprocessing
 import os
 import re
 import shutil
@@ -27,7 +29,7 @@ import threading
 import time
 import zipfile
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,7 +37,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from serve import ask, cases, model, parity, profiles, servers  # noqa: E402
+from serve import ask, cases, model, parity, profiles, servers, throughput  # noqa: E402
 
 ROOT = HERE.parents[2]
 COMPILED = re.compile(r"JIT compilation during inference: (\w+)")
@@ -43,6 +45,7 @@ OURS = {"split_kernel", "merge_kernel", "paged_kernel", "prefill_kernel", "topk_
 NOTES = re.compile(r"Mean acceptance length: [\d.]+.*?(?=, Per-position|$)", re.MULTILINE)
 STAGGER = 0.3  # seconds between starts
 MEASURED = ("throughput", "profile")
+FOR_PROFILE = 150  # seconds that are left to the profile where both are asked for
 
 
 @dataclass
@@ -69,15 +72,18 @@ class Session:
     first_port: int = 8100
     measured: bool = False
     traces: Path | None = None
+    profile: list[dict[str, Any]] = field(default_factory=list)
+    gathered: set[str] = field(default_factory=set)
 
     def say(self, text: str) -> None:
         print(f"[{time.monotonic() - self.began:5.0f} s] {text}", flush=True)
 
     def save(self) -> None:
-        """Write what there is to the output folder."""
+        """Write what this run gathered to the output folder, and nothing that was kept before."""
         with self.lock:
             for name, value in (("answers", self.answers), ("reference", self.references)):
-                (self.out / f"{name}.json").write_text(json.dumps(value))
+                mine = {key: value[key] for key in value if key in self.gathered}
+                (self.out / f"{name}.json").write_text(json.dumps(mine))
             about = {"device": device(), "versions": versions(self.paths), "failed": self.failures}
             about["command"] = " ".join(["python3 tests/gpu/serve/run.py", *_arguments()])
             (self.out / "about.json").write_text(json.dumps(about, indent=1))
@@ -162,6 +168,7 @@ def reference(session: Session, topk: int, folder: Path) -> None:
         session.say(f"the reference for top-k {topk} failed:\n{text}")
         return
     session.references[str(topk)] = {"weights": session.fingerprint, **found}
+    session.gathered.add(str(topk))
     session.save()
     session.say(f"reference for top-k {topk}, on {found['device']}")
 
@@ -221,6 +228,7 @@ def gather(session: Session, case: cases.Case, server: servers.Server, seconds: 
         "notes": NOTES.findall(server.text())[-3:],
         "answer": answer,
     }
+    session.gathered.add(case.name)
     session.keep_log(server, 12)
     session.save()
     session.say(f"{case.name}: asked in {answer['seconds']} s")
@@ -307,10 +315,12 @@ def bench(session: Session) -> None:
     targets.write_text(
         json.dumps({"model": str(session.work / "deep"), "layers": model.DEEP, "servers": urls})
     )
-    left = session.end - time.monotonic() - 10
+    left = session.end - time.monotonic() - 10 - (0 if session.traces is None else FOR_PROFILE)
     command = [sys.executable, str(HERE / "throughput.py"), str(targets)]
     command += [str(session.out / "throughput.json"), str(left), *session.loads]
     env = servers.environment(dict(os.environ), session.paths[1:], session.work / "cache")
+    told = session.out / throughput.FAILED
+    told.unlink(missing_ok=True)
     lines = 15
     try:
         done = subprocess.run(command, env=env, check=False, timeout=max(1.0, left))
@@ -319,30 +329,73 @@ def bench(session: Session) -> None:
             lines = 40
     except subprocess.TimeoutExpired:
         session.say("the benchmark was cut off; whole loads of it are kept")
-        for server in held:
-            servers.dump_stacks(server)
-        lines = 120
+    for name, text in kept(session.out, told.stem).items():
+        session.failures[f"throughput of {name}"] = text
+        if TimeoutError.__name__ in text:
+            servers.dump_stacks(next(server for server in held if server.name == name))
+            lines = 120
     for server in held:
         session.keep_log(server, lines)
 
 
 def profile(session: Session) -> None:
-    """Measure the kernels of each server that is up, one at a time."""
+    """Measure the kernels of each server that is up: every server under a load, then the next load.
+
+    One at a time; a server writes its trace, which takes longer, while others are measured.
+    """
     assert session.traces is not None
-    rows: list[dict[str, Any]] = []
-    with ProcessPoolExecutor(8) as pool:  # reading traces takes longer than making them
-        reading = []
-        for name, url in session.urls.items():
-            try:
-                for load, trace in profiles.record(url, session.traces / name, session.end - 30):
-                    reading.append((name, pool.submit(profiles.row, load, trace)))
-                session.say(f"{name}: profiled")
-            except Exception as error:  # whatever broke, the other servers go on
-                fail(session, f"profile of {name}", error)
-        for name, future in reading:
-            rows.append({"impl": name, **future.result()})
-            (session.out / "profile.json").write_text(json.dumps(rows, indent=1))
-    print(profiles.table(rows))
+    reading: list[tuple[str, profiles.Load, Future[dict[str, Any]]]] = []
+    spawned = multiprocessing.get_context("spawn")
+    with (
+        ProcessPoolExecutor(4, spawned) as readers,
+        ThreadPoolExecutor(len(session.urls) or 1) as pool,
+    ):
+        alive = dict(session.urls)
+        for number, load in enumerate(profiles.LOADS):
+            for name, url in list(alive.items()):
+                left = session.end - time.monotonic()
+                if left < profiles.LEAST:
+                    break
+                try:
+                    profiles.record(url, number, left)
+                except Exception as error:  # whatever broke, the other servers go on
+                    fail(session, f"profile of {name}", error)
+                    del alive[name]
+                    continue
+                given = (session, name, number, left, readers)
+                reading.append((name, load, pool.submit(read_profile, *given)))
+            session.say(f"{load}: profiled {len(alive)} servers")
+        print(profiles.table(profiled(session, reading)))
+
+
+def read_profile(
+    session: Session, name: str, number: int, timeout: float, readers: Executor
+) -> dict[str, Any]:
+    """The row of a load that was sent to a server."""
+    assert session.traces is not None
+    trace = profiles.written(session.urls[name], session.traces / name, number, timeout)
+    found = readers.submit(profiles.row, profiles.LOADS[number], trace).result()
+    row = {"impl": name, **found, "layers": model.DEEP}
+    trace.unlink()
+    session.say(f"{name}: {row['what']} {row['concurrency']} x {row['prompt_tokens']}: "
+                f"{row['busy_us']:.0f} µs")  # fmt: skip
+    with session.lock:
+        session.profile.append(row)
+        (session.out / "profile.json").write_text(json.dumps(session.profile, indent=1))
+    return row
+
+
+def profiled(
+    session: Session, reading: Sequence[tuple[str, profiles.Load, Future[dict[str, Any]]]]
+) -> list[dict[str, Any]]:
+    """The rows that could be read, in order."""
+    rows = []
+    for name, load, future in reading:
+        try:
+            rows.append(future.result())
+        except Exception as error:  # whatever broke, the other rows are kept
+            fail(session, f"profile of {name}, {load}", error)
+    return rows
 
 
 def parse(given: Sequence[str] | None) -> argparse.Namespace:
@@ -357,7 +410,7 @@ def parse(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--work", type=Path, default=Path("/tmp/serve"))
     parser.add_argument("--site", type=Path, default=Path("/tmp/site"), help="where vLLM lies")
     parser.add_argument("--seconds", type=float, default=560, help="time for everything")
-    parser.add_argument("--start-seconds", type=float, default=240, help="time for one start")
+    parser.add_argument("--start-seconds", type=float, default=330, help="time for one start")
     parser.add_argument("--port", type=int, default=8100, help="the first server's")
     parser.add_argument("--jobs", type=int, default=20, help="servers at a time")
     parser.add_argument("--program", nargs="+", default=[sys.executable, *servers.VLLM])
@@ -394,7 +447,7 @@ def chosen_cases(options: argparse.Namespace) -> list[cases.Case]:
     """
     parts = options.part or ["stock", "ours"]
     if set(MEASURED) & set(parts):
-        if len(parts) > 1:
+        if not set(parts) <= set(MEASURED):
             raise SystemExit(f"--part {' --part '.join(parts)}: what is measured runs alone")
         wanted = options.only or options.bench or cases.THROUGHPUT
         return [cases.ALL[name] for name in cases.THROUGHPUT if name in wanted]
@@ -431,6 +484,7 @@ def main(given: Sequence[str] | None = None) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     options.work.mkdir(parents=True, exist_ok=True)
     wanted = chosen_cases(options)
+    parts = set(options.part or [])
     session = Session(
         out=options.out,
         work=options.work,
@@ -441,8 +495,8 @@ def main(given: Sequence[str] | None = None) -> int:
         start_limit=options.start_seconds,
         loads=options.load,
         first_port=options.port,
-        measured=bool(set(MEASURED) & set(options.part or [])),
-        traces=options.work / "traces" if "profile" in (options.part or []) else None,
+        measured=bool(set(MEASURED) & parts),
+        traces=options.work / "traces" if "profile" in parts else None,
     )
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if any(case.ours for case in wanted):
@@ -462,14 +516,13 @@ def main(given: Sequence[str] | None = None) -> int:
         warming.result()
         try:
             gather_all(session, todo, options.jobs, ready, held)
-            if session.traces is not None:
-                profile(session)
-            elif session.measured:
+            if "throughput" in parts:
                 bench(session)
+            if "profile" in parts:
+                profile(session)
         finally:
-            for server in session.running:
-                servers.stop(server, 2)
             session.save()
+            servers.stop_all(session.running, 5)
     return ended(session)
 
 

@@ -139,24 +139,25 @@ def wait(server: Server, deadline: float, every: float = 0.5) -> float:
 
 def dump_stacks(server: Server, seconds: float = 3) -> None:
     """Make every process of a server that hangs write its threads' stacks into its log, and end."""
-    import psutil
-
-    root = psutil.Process(server.process.pid)
-    for process in [*root.children(recursive=True), root]:
-        with contextlib.suppress(psutil.Error):
-            process.send_signal(signal.SIGABRT)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(server.process.pid, signal.SIGABRT)
     time.sleep(seconds)
 
 
 def stop(server: Server, patience: float = 10) -> None:
     """End the server and every process of its session's group."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(server.process.pid, number)
-        except ProcessLookupError:
-            break
-        try:
-            server.process.wait(patience if number == signal.SIGTERM else 5)
-        except subprocess.TimeoutExpired:
-            continue
-    server.file.close()
+    stop_all([server], patience)
+
+
+def stop_all(running: Sequence[Server], patience: float = 10) -> None:
+    """End servers, all at once: none waits for another's `patience`."""
+    for number, limit in ((signal.SIGTERM, patience), (signal.SIGKILL, 5.0)):
+        for server in running:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(server.process.pid, number)
+        end = time.monotonic() + limit
+        for server in running:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                server.process.wait(max(0.0, end - time.monotonic()))
+    for server in running:
+        server.file.close()

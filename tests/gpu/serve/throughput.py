@@ -4,7 +4,8 @@
 
 TARGETS is {"model": FOLDER, "layers": NUMBER, "servers": {NAME: URL}}. Rounds go through all
 servers and loads; a new round begins only if it can end within SECONDS, and results are medians
-over rounds.
+over rounds. A server that fails or hangs under a load is left out from there on, and OUTPUT's
+neighbour `failed.json` says why.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ OUTPUT_TOKENS = 128
 REQUESTS = {1: 3, 8: 16, 64: 64}
 LONG_REQUESTS = {1: 2, 8: 8, 64: 64}
 ROUNDS = 9
+LONGEST = 90  # seconds of one run; the longest takes 15
+FAILED = "failed.json"
 Load = tuple[int, int]
 LOADS: tuple[Load, ...] = tuple((c, p) for p in PROMPT_TOKENS for c in CONCURRENCY)
 
@@ -46,7 +49,7 @@ def arguments(url: str, model: str, load: Load, seed: int) -> list[str]:
         *("--dataset-name", "random", "--random-input-len", str(prompt)),
         *("--random-output-len", str(OUTPUT_TOKENS), "--random-range-ratio", "0"),
         *("--num-prompts", str(requests(load)), "--max-concurrency", str(concurrency)),
-        *("--temperature", "0", "--seed", str(seed), "--disable-tqdm"),
+        *("--temperature", "0", "--ignore-eos", "--seed", str(seed), "--disable-tqdm"),
         *("--ready-check-timeout-sec", "0"),
     ]
 
@@ -62,7 +65,7 @@ def bench(given: list[str]) -> dict[str, Any]:
     said = io.StringIO()
     try:
         with contextlib.redirect_stdout(said):
-            return asyncio.run(serve.main_async(known))
+            return asyncio.run(asyncio.wait_for(serve.main_async(known), LONGEST))
     except BaseException:
         print(said.getvalue()[-3000:], file=sys.stderr)
         raise
@@ -100,33 +103,62 @@ def rows(runs: dict[tuple[str, Load], list[dict[str, float]]], layers: int) -> l
     ]
 
 
+class Bench:
+    """Servers that are measured, and what was found."""
+
+    def __init__(self, servers: dict[str, str], model: str, told: Path) -> None:
+        self.servers, self.model, self.told = dict(servers), model, told
+        self.runs: dict[tuple[str, Load], list[dict[str, float]]] = {}
+        self.failed: dict[str, str] = {}
+
+    def run(self, name: str, load: Load, seed: int) -> dict[str, float] | None:
+        """Measure a server under a load; one that fails is left out from there on."""
+        try:
+            kept = figures(bench(arguments(self.servers[name], self.model, load, seed)))
+            if kept["completed"] != requests(load):
+                raise RuntimeError(f"{kept['completed']} of {requests(load)} completed")
+        except (Exception, SystemExit) as error:  # whatever broke, the others go on
+            self.failed[name] = f"{load}: {type(error).__name__} {error}"
+            del self.servers[name]
+            self.told.write_text(json.dumps(self.failed))
+            print(f"FAILED {name} {self.failed[name]}", flush=True)
+            return None
+        return kept
+
+    def warm(self) -> None:
+        """Compile what the first request would wait for."""
+        for name in list(self.servers):
+            for prompt in PROMPT_TOKENS:
+                if name in self.servers:
+                    self.run(name, (8, prompt), 999)
+            print(f"warm: {name}", flush=True)
+
+    def measure(self, load: Load, number: int) -> str:
+        """Every server under a load, in a round; tokens a second."""
+        said = []
+        for name in list(self.servers):
+            kept = self.run(name, load, 100 * number + load[0])
+            if kept is not None:
+                self.runs.setdefault((name, load), []).append(kept)
+                said.append(f"{name} {kept['tokens_per_s']:.0f}")
+        return ", ".join(said)
+
+
 def main(targets: str, output: str, seconds: str, *chosen: str) -> None:
     given = json.loads(Path(targets).read_text())
     loads = [load for load in LOADS if not chosen or f"{load[0]}x{load[1]}" in chosen]
     end = time.monotonic() + float(seconds)
-    runs: dict[tuple[str, Load], list[dict[str, float]]] = {}
-    for name, url in given["servers"].items():  # compiles what the first request would wait for
-        for prompt in PROMPT_TOKENS:
-            bench(arguments(url, given["model"], (8, prompt), 999))
-            print(f"warm: {name} {prompt}", flush=True)
+    found = Bench(given["servers"], given["model"], Path(output).with_name(FAILED))
+    found.warm()
     longest = 0.0
     for number in range(ROUNDS):
         start = time.monotonic()
         if start + longest > end:
             break
         for load in loads:
-            for name, url in given["servers"].items():
-                result = bench(arguments(url, given["model"], load, 100 * number + load[0]))
-                kept = figures(result)
-                if kept["completed"] != requests(load):
-                    raise SystemExit(f"{name}: {kept['completed']} of {requests(load)} completed")
-                runs.setdefault((name, load), []).append(kept)
-            Path(output).write_text(json.dumps(rows(runs, given["layers"])))
-            if number == 0:
-                said = ", ".join(
-                    f"{n} {runs[n, load][0]['tokens_per_s']:.0f}" for n in given["servers"]
-                )
-                print(f"{load}: {said} tokens/s", flush=True)
+            said = found.measure(load, number)
+            Path(output).write_text(json.dumps(rows(found.runs, given["layers"])))
+            print(f"{load}: {said} tokens/s", flush=True)
         longest = time.monotonic() - start
         print(f"round {number}: {longest:.0f} s", flush=True)
 

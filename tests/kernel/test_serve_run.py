@@ -1,0 +1,121 @@
+"""A whole run of the script that proves serving on a GPU, with scripted servers and benchmark."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gpu.serve import cases, model, profiles, results, run
+
+FAKE = Path(__file__).parents[1] / "fakes" / "completions_server.py"
+BENCHMARK = """
+NAMES = ("backend", "host", "port", "model", "served-model-name", "dataset-name",
+    "random-input-len", "random-output-len", "random-range-ratio", "num-prompts",
+    "max-concurrency", "temperature", "seed", "ready-check-timeout-sec")
+def add_cli_args(parser):
+    for name in NAMES:
+        parser.add_argument(f"--{name}")
+    for name in ("ignore-eos", "disable-tqdm"):
+        parser.add_argument(f"--{name}", action="store_true")
+async def main_async(args):
+    port, prompt = int(args.port) - FIRST, int(args.random_input_len)
+    if port == 40 and prompt == 8000:
+        raise TimeoutError
+    keys = ("output_throughput", "total_token_throughput", "median_ttft_ms", "median_tpot_ms")
+    return dict.fromkeys(keys, 100.0 + port) | {"completed": int(args.num_prompts)}
+"""
+
+
+@pytest.fixture
+def port() -> int:
+    """The first of some: the servers of a run lie 40 apart."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1]) % 20000 + 20000
+
+
+@pytest.fixture
+def folder(tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What is on a GPU machine, with a model of no weights and small questions."""
+    for name in ("benchmarks", "utils"):
+        (tmp_path / "site" / "vllm" / name).mkdir(parents=True)
+    site = tmp_path / "site" / "vllm"
+    (site / "benchmarks" / "serve.py").write_text(BENCHMARK.replace("FIRST", str(port)))
+    (site / "utils" / "argparse_utils.py").write_text(
+        "from argparse import ArgumentParser as FlexibleArgumentParser"
+    )
+    (tmp_path / "kept").mkdir()
+    monkeypatch.setattr("serve.model.weights", lambda: b"weights")
+    monkeypatch.setattr("serve.model.build", lambda *_: None)
+    monkeypatch.setattr(run, "unpack_plugin", lambda *_: None)
+    monkeypatch.setattr(run, "reference", lambda *_: None)
+    monkeypatch.setattr(run, "versions", lambda *_: {"vllm": "0.26.0"})
+    monkeypatch.setattr("serve.servers.dump_stacks.__defaults__", (0.1,))
+    prompts = {"10": [9, 8, 7], "400": [9, 8, 7, 6]}
+    monkeypatch.setattr("serve.prompts.single", lambda: prompts)
+    monkeypatch.setattr("serve.prompts.crowd", lambda: [[9, 8], [9, 7]])
+    return tmp_path
+
+
+def go(folder: Path, port: int, *words: str) -> int:
+    """One run, into folder/out."""
+    given = [f"--{name}={folder / name}" for name in ("out", "work", "kept", "site")]
+    return run.main(
+        [*given, *words, f"--port={port}", "--seconds=180", "--program", sys.executable, str(FAKE)]
+    )
+
+
+def read(folder: Path, name: str) -> Any:  # noqa: ANN401
+    return json.loads((folder / "out" / f"{name}.json").read_text())
+
+
+def test_throughput_and_profile_over_the_same_servers(folder: Path, port: int) -> None:
+    """One of three servers hangs while it is warmed up; it is killed, and the others go on."""
+    parts = ("--part=throughput", "--part=profile", "--load=1x1000", "--load=8x8000")
+    chosen = [f"--bench={name}" for name in ("flashmla-bf16", "flashattn-bf16", "ours-bf16")]
+    assert go(folder, port, *parts, *chosen) == 1
+    rows = read(folder, "throughput")
+    assert {(row["impl"], row["prompt_tokens"], row["layers"]) for row in rows} == {
+        (name, tokens, model.DEEP)
+        for name in ("flashmla-bf16", "ours-bf16")
+        for tokens in (1000, 8000)
+    }
+    measured = read(folder, "profile")
+    assert {row["impl"] for row in measured} == {"flashmla-bf16", "ours-bf16"}
+    assert len(measured) == 2 * len(profiles.LOADS)
+    assert {row["busy_us"] for row in measured} == {7.0}
+    failed = read(folder, "about")["failed"]
+    assert set(failed) == {"throughput of flashattn-bf16", "profile of flashattn-bf16"}
+    assert "TimeoutError" in failed["throughput of flashattn-bf16"]
+
+
+def test_a_run_writes_what_it_gathered_and_asks_what_changed(folder: Path, port: int) -> None:
+    """Kept answers of a run that began earlier must not take the place of newer ones."""
+    names = ("flashmla-bf16", "ours-bf16")
+    only = [f"--only={name}" for name in names]
+    assert go(folder, port, *only) == 0
+    assert set(read(folder, "answers")) == set(names)
+    (folder / "out" / "answers.json").replace(folder / "kept" / "answers.json")
+    kept = json.loads((folder / "kept" / "answers.json").read_text())
+    kept["ours-bf16"]["fingerprint"] = cases.fingerprint(cases.ALL["ours-bf16"], "w", "older")
+    (folder / "kept" / "answers.json").write_text(json.dumps(kept))
+    assert go(folder, port, *only) == 0
+    assert set(read(folder, "answers")) == {"ours-bf16"}
+
+
+def row(impl: str, tokens: int, layers: int, value: float) -> dict[str, Any]:
+    return {
+        "impl": impl, "prompt_tokens": tokens, "concurrency": 1, "layers": layers, "value": value,
+    }  # fmt: skip
+
+
+def test_measurements_of_two_runs_are_not_compared() -> None:
+    before = [row("ours", 1000, 4, 1.0), row("stock", 8000, 24, 1.0), row("stock", 1000, 24, 1.0)]
+    now = [row("ours", 1000, 24, 2.0)]
+    assert results.measured(before, now) == [before[1], now[0]]
+    assert results.measured(before, []) == before
