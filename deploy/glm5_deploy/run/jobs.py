@@ -79,12 +79,9 @@ def parse_progress(line: str) -> tuple[str, float | None] | None:
 
 
 def job_runs(host: Host, unit: str) -> bool:
-    """Whether an earlier run's job of this name is at work."""
-    look = command("systemctl", "is-active", "--quiet", "--", f"{unit}.service")
-    if not host.run(look, check=False).ok:
-        return False
-    state = command("systemctl", "show", "-p", "SubState", "--value", "--", f"{unit}.service")
-    return host.run(state).stdout.strip() == "running"
+    """Whether an earlier run's job of this name is at work: one that `run_job` would join."""
+    look = command("systemctl", "show", "-p", "ActiveState,SubState", "--", f"{unit}.service")
+    return parse_poll(host.run(look).stdout, "").running
 
 
 def run_job(

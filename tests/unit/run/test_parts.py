@@ -7,16 +7,18 @@ import os
 import socket
 import threading
 import time
+from typing import Any, cast
 
 import pytest
 from glm5_deploy.config.models import HostSettings, Profile, Target
 from glm5_deploy.errors import ExitCode, UnreachableError, UsageError
+from glm5_deploy.hosts.fake import Expected, FakeHost
 from glm5_deploy.report.events import Silent
 from glm5_deploy.report.outcome import ErrorReport, HostOutcome, Report
 from glm5_deploy.run.cancel import Cancel, InterruptedRunError
 from glm5_deploy.run.fanout import batches, fan_out
 from glm5_deploy.run.health import earlier_still_runs, failure
-from glm5_deploy.run.jobs import parse_progress, remedy
+from glm5_deploy.run.jobs import job_runs, parse_progress, remedy
 from glm5_deploy.run.journal import parse_poll
 from glm5_deploy.run.lock import Holder, parse_holder
 from glm5_deploy.run.session import guarded
@@ -118,6 +120,21 @@ def test_poll_output() -> None:
     assert parse_poll("SubState=exited\nResult=success\n\n", "old").cursor == "old"
     assert parse_poll("SubState=exited\nResult=success\n\n", "").succeeded
     assert parse_poll("SubState=exited\nResult=timeout\n\n", "").succeeded is False
+
+
+@pytest.mark.parametrize(
+    ("said", "runs"),
+    [
+        ("ActiveState=active\nSubState=running\n", True),
+        ("ActiveState=activating\nSubState=start\n", True),
+        ("ActiveState=active\nSubState=exited\n", False),
+        ("ActiveState=failed\nSubState=failed\n", False),
+        ("ActiveState=inactive\nSubState=dead\n", False),
+    ],
+)
+def test_a_job_that_would_be_joined_is_at_work(said: str, runs: bool) -> None:
+    host = FakeHost(expected=[Expected("systemctl", said)])
+    assert job_runs(cast(Any, host), "glm5-job-copy-m") is runs
 
 
 @pytest.mark.parametrize(
