@@ -10,6 +10,7 @@ from pathlib import PurePosixPath
 from glm5_deploy.bench.plan import Load, Wanted, loads
 from glm5_deploy.bench.result import Results, rows
 from glm5_deploy.bench.served import JOB, Served, ask, invocation, read_served
+from glm5_deploy.config.address import bracketed, dial_address
 from glm5_deploy.config.models import Target
 from glm5_deploy.config.numbers import whole
 from glm5_deploy.errors import CommandFailedError, ExitCode, PreflightError
@@ -20,7 +21,6 @@ from glm5_deploy.report.events import Events
 from glm5_deploy.report.outcome import Check, ErrorReport, HostOutcome
 from glm5_deploy.run.cancel import Cancel, InterruptedRunError
 from glm5_deploy.run.jobs import run_job
-from glm5_deploy.smoke.health import dial_address
 from glm5_deploy.stages.change import Transient
 from glm5_deploy.stages.observed import Paths
 
@@ -73,8 +73,8 @@ class BenchRun:
         )  # fmt: skip
 
     def _command(self, served: Served, chosen: Sequence[Load]) -> Command:
-        profile, address = self.target.profile, dial_address(self.target.profile.serve.host)
-        name = f"[{address}]" if ":" in address else address
+        profile = self.target.profile
+        address = bracketed(dial_address(profile.serve.host))
         told = profile.serve.options
         options: list[str] = []
         if told.get("tokenizer-mode"):
@@ -83,7 +83,7 @@ class BenchRun:
             options += ["--trust-remote-code"]
         return command(
             served.python, Paths.of(self.target).library / "bench.py",
-            "--url", f"http://{name}:{profile.serve.port}", "--model", profile.served_model_name,
+            "--url", f"http://{address}:{profile.serve.port}", "--model", profile.served_model_name,
             "--tokenizer", str(told.get("tokenizer") or tokenizer_folder(self.target)),
             "--answer", self.wanted.output_tokens, "--seconds", self.wanted.limit,
             "--loads", ",".join(load.word() for load in chosen),

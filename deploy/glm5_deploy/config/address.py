@@ -1,4 +1,6 @@
-"""``user@address:port`` as it is given on the command line."""
+"""Addresses: ``user@address:port`` as it is given on the command line, and where a server that is
+bound to one is reached.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +36,19 @@ class Address:
             if value is not None
         }
         return Node({"connection": Node(connection, file, ("connection",))}, file)
+
+
+_WILDCARDS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1", "[::]": "::1"}
+
+
+def dial_address(bind: str) -> str:
+    """Where to reach a server bound to ``bind``: a wildcard address is dialled as loopback."""
+    return _WILDCARDS.get(bind, bind.strip("[]"))
+
+
+def bracketed(address: str) -> str:
+    """As it stands before a port: IPv6 in brackets."""
+    return f"[{address}]" if ":" in address else address
 
 
 def parse_address(text: str) -> Address:

@@ -16,11 +16,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
+from glm5_deploy.config.address import bracketed
 from glm5_deploy.errors import CommandFailedError, Glm5Error, UnreachableError
 from glm5_deploy.hosts.command import Secret
 from glm5_deploy.hosts.host import Progress, RsyncStats
 from glm5_deploy.hosts.retry import FIRST_WAIT, LONGEST_WAIT
-from glm5_deploy.hosts.ssh_client import bracketed, client_config, write_private
+from glm5_deploy.hosts.ssh_client import client_config, write_private
 from glm5_deploy.hosts.ssh_config import Route
 
 PARTIAL = ".rsync-partial"

@@ -39,10 +39,8 @@ from glm5_deploy.hosts.known_hosts import (
     lookup_names,
     preferred_algorithms,
 )
+from glm5_deploy.hosts.ssh_client import SILENT_KEEPALIVES
 from glm5_deploy.hosts.ssh_config import Route, unreachable
-
-SILENT_KEEPALIVES = 3
-"""So many unanswered keepalives end a connection."""
 
 CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
 """Tried first: one pass over the data instead of two."""

@@ -8,10 +8,12 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+from glm5_deploy.config.address import bracketed
 from glm5_deploy.errors import UsageError
 from glm5_deploy.hosts.ssh_config import Route, known_hosts_name
 
 SILENT_KEEPALIVES = 3
+"""So many unanswered keepalives end a connection: rsync's as ours."""
 
 ALWAYS = (
     ("StrictHostKeyChecking", "yes"),
@@ -108,11 +110,6 @@ def pattern(alias: str) -> str:
     if any(character in alias for character in '*?! ,"\n'):
         raise UsageError(f"{alias!r} is no host name")
     return alias
-
-
-def bracketed(alias: str) -> str:
-    """IPv6 addresses need brackets wherever a colon separates."""
-    return f"[{alias}]" if ":" in alias else alias
 
 
 def _one_line(value: str) -> str:

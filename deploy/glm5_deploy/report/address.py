@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import shlex
 
+from glm5_deploy.config.address import bracketed, dial_address
 from glm5_deploy.config.models import Target
 
 _LOOPBACK = {"127.0.0.1", "::1", "localhost"}
-_WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""Reached through a tunnel; so is what listens everywhere, which is dialled there."""
+
 _TUNNEL_SECONDS = 30
 
 
@@ -38,15 +40,15 @@ def usage_lines(target: Target) -> list[str]:
     curl's standard input, so that no process list shows it.
     """
     serve, name = target.profile.serve, target.profile.served_model_name
-    url = f"http://{_bracketed(_WILDCARDS.get(serve.host, serve.host))}:{serve.port}/v1"
+    url = f"http://{bracketed(dial_address(serve.host))}:{serve.port}/v1"
     return [f"{target.name}: {url} (model {name})", f"  {_tunnel(target)}{_question(target)}"]
 
 
 def _tunnel(target: Target) -> str:
     serve = target.profile.serve
-    if serve.host not in _LOOPBACK and serve.host not in _WILDCARDS:
+    if dial_address(serve.host) not in _LOOPBACK:
         return ""
-    inside = _bracketed(_WILDCARDS.get(serve.host, serve.host))
+    inside = bracketed(dial_address(serve.host))
     forward = f"127.0.0.1:{serve.port}:{inside}:{serve.port}"
     words = ssh_words(target, "-f", "-o", "ExitOnForwardFailure=yes", "-L", forward)
     return f"{shlex.join([*words, 'sleep', str(_TUNNEL_SECONDS)])} >/dev/null && "
@@ -54,8 +56,8 @@ def _tunnel(target: Target) -> str:
 
 def _question(target: Target) -> str:
     serve, name = target.profile.serve, target.profile.served_model_name
-    tunnelled = serve.host in _LOOPBACK or serve.host in _WILDCARDS
-    address = "127.0.0.1" if tunnelled else _bracketed(serve.host)
+    there = dial_address(serve.host)
+    address = "127.0.0.1" if there in _LOOPBACK else bracketed(there)
     url = f"http://{address}:{serve.port}/v1/completions"
     body = json.dumps({"model": name, "prompt": "Hello", "max_tokens": 16})
     curl = ["curl", "-sS", url, "-H", "Content-Type: application/json", "-d", body]
@@ -72,7 +74,3 @@ def shell_value(reference: str) -> str:
     if kind == "env":
         return f"${value}"
     return f"$(cat {shlex.quote(value)})" if kind == "file" else f"$({value})"
-
-
-def _bracketed(address: str) -> str:
-    return f"[{address}]" if ":" in address else address

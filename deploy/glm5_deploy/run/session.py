@@ -143,7 +143,7 @@ class HostRun:
         Raises:
             PreflightError: the host's sshd forwards no connections.
         """
-        from glm5_deploy.smoke.health import dial_address
+        from glm5_deploy.config.address import dial_address
 
         serve = self.desired.target.profile.serve
         try:

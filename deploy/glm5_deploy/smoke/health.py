@@ -6,14 +6,8 @@ import io
 import socket
 from typing import cast
 
+from glm5_deploy.config.address import dial_address
 from glm5_deploy.hosts.host import Host
-
-_WILDCARDS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1", "[::]": "::1"}
-
-
-def dial_address(bind: str) -> str:
-    """Where to reach a server bound to ``bind``: a wildcard address is dialled as loopback."""
-    return _WILDCARDS.get(bind, bind.strip("[]"))
 
 
 def health(host: Host, address: str, port: int, timeout: float = 5.0) -> int | None:

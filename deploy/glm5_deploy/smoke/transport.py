@@ -12,10 +12,10 @@ from typing import Any, cast
 import httpcore
 import httpx
 
+from glm5_deploy.config.address import bracketed, dial_address
 from glm5_deploy.config.models import Target
 from glm5_deploy.hosts.command import Secret
 from glm5_deploy.hosts.host import Host
-from glm5_deploy.smoke.health import dial_address
 
 Dial = Callable[[str, int], socket.socket]
 """Opens a byte stream to an address and port, as `Host.dial` does."""
@@ -31,11 +31,9 @@ def client_for(host: Host, target: Target, api_key: Secret | None) -> httpx.Clie
 
 def client_over(dial: Dial, bind: str, port: int, api_key: Secret | None = None) -> httpx.Client:
     """A client over any `Dial`; this machine's proxies and netrc play no part."""
-    address = dial_address(bind)
-    name = f"[{address}]" if ":" in address else address
     headers = {} if api_key is None else {"Authorization": f"Bearer {api_key.value}"}
     return httpx.Client(
-        base_url=f"http://{name}:{port}",
+        base_url=f"http://{bracketed(dial_address(bind))}:{port}",
         transport=ChannelTransport(dial),
         headers=headers,
         timeout=DEFAULT_TIMEOUT,

@@ -25,8 +25,10 @@ def test_a_loopback_server_is_asked_through_a_tunnel() -> None:
 
 
 def test_a_private_address_is_asked_directly() -> None:
-    line = usage_lines(target(serve={"host": "fd00::1", "port": 9}))[1]
-    assert line.startswith("  curl -sS 'http://[fd00::1]:9/v1/completions'")
+    for host in ("fd00::1", "[fd00::1]"):
+        where, line = usage_lines(target(serve={"host": host, "port": 9}))
+        assert where == "bw1: http://[fd00::1]:9/v1 (model m)"
+        assert line.startswith("  curl -sS 'http://[fd00::1]:9/v1/completions'")
 
 
 @pytest.mark.parametrize(

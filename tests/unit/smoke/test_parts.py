@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import httpx
 import pytest
+from glm5_deploy.config.address import dial_address
 from glm5_deploy.config.models import Target
 from glm5_deploy.errors import UnreachableError
 from glm5_deploy.hosts.host import Host
@@ -17,7 +18,7 @@ from glm5_deploy.smoke import sse
 from glm5_deploy.smoke.api import Streamed
 from glm5_deploy.smoke.backend import Backends, matches, parse_backends
 from glm5_deploy.smoke.checks import measured_rate
-from glm5_deploy.smoke.health import dial_address, health
+from glm5_deploy.smoke.health import health
 from glm5_deploy.smoke.transport import client_over
 from hypothesis import given
 from hypothesis import strategies as st
