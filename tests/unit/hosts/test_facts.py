@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from glm5_deploy.hosts.facts.fact import FactOutput
 from glm5_deploy.hosts.facts.gpu import parse_gpus
+from glm5_deploy.hosts.facts.gpu_host import pci_address
 from glm5_deploy.hosts.facts.ports import parse_ports
 from glm5_deploy.hosts.facts.python import parse_pythons
 from glm5_deploy.hosts.facts.system import (
@@ -71,6 +72,14 @@ def test_a_parser_survives_nothing_and_garbage(name: str) -> None:
     for text in ("", "\n", "x", "a b c d e f g\n1 2 3 4 5 6 7\n", "=\n==\n", "\ufffd\0\n\n"):
         for returncode in (0, 1, 124, 127):
             PARSERS[name](FactOutput(returncode, text, "sh: not found"))
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [("00000000:3B:00.0", (0, 0x3B, 0)), ("0000:3b:00", (0, 0x3B, 0)), ("[N/A]", ()), ("", ())],
+)
+def test_pci_addresses(text: str, address: tuple[int, ...]) -> None:
+    assert pci_address(text) == address
 
 
 def test_every_parser_has_cases() -> None:

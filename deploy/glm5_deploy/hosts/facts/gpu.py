@@ -96,12 +96,14 @@ def parse_gpus(output: FactOutput) -> GpuFacts:
     cuda = re.search(r"CUDA Version\s*:\s*(\d+\.\d+)", rest, re.IGNORECASE)
     rows = list(csv.reader(table.strip().splitlines(), skipinitialspace=True))
     if not _is_table(rows):
-        said = _one_line(table) or _one_line(output.stderr)
-        return GpuFacts(problem=said or f"nvidia-smi ended with status {output.returncode}")
+        problem = _one_line(table) or _one_line(output.stderr)
+        return GpuFacts(problem=problem or f"nvidia-smi ended with status {output.returncode}")
     header = [title.split(" [")[0].strip() for title in rows[0]]
-    records = [dict(zip(header, row, strict=True)) for row in rows[1:] if len(row) == len(header)]
+    said = [row for row in rows[1:] if row]
+    whole = [row for row in said if len(row) == len(header) and row[0].strip().isdecimal()]
+    records = [dict(zip(header, row, strict=True)) for row in whole]
     # a GPU that fell off the bus is reported among the rows of the others
-    rest_of_it = [", ".join(row) for row in rows[1:] if row and len(row) != len(header)]
+    rest_of_it = [", ".join(row) for row in said if row not in whole]
     driver = next((record["driver_version"] for record in records), None)
     gpus = sorted((_gpu(record) for record in records), key=lambda gpu: gpu.index)
     return GpuFacts(

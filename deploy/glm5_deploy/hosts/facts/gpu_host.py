@@ -179,8 +179,14 @@ class GpuHost:
 
 
 def pci_address(text: str) -> tuple[int, ...]:
-    """Domain, bus and device as numbers, from any of the ways in which they are written."""
-    return tuple(int(part, 16) for part in re.split(r"[:.]", text)[:3] if part)
+    """Domain, bus and device as numbers, from any of the ways in which they are written; empty
+    where a driver says something else (``[N/A]``).
+    """
+    parts = [part for part in re.split(r"[:.]", text)[:3] if part]
+    try:
+        return tuple(int(part, 16) for part in parts)
+    except ValueError:
+        return ()
 
 
 def parse_processes(output: FactOutput) -> tuple[GpuProcess, ...]:
