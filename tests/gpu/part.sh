@@ -11,6 +11,7 @@
 #   throughput   and as fast
 #   stress       our servers under long prompts, five rounds: does one hang?
 #   profile      what the kernels of ours and of stock take
+#   measured     throughput, and profile over the same servers
 #   gguf         GLM-5 from GGUF against transformers
 #   large        make the file of the part loading
 #   loading      how fast a file of 20 GB loads, beside dd
@@ -35,7 +36,8 @@ export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 NVSHMEM_DISABLE_NVL
 case $part in
   pytest) limit=330 ;;
   indexer) limit=200 ;;
-  stress | profile | gguf-tp2 | serve-tp2) limit=250 ;;
+  gguf-tp2 | serve-tp2) limit=250 ;;
+  stress | profile) limit=330 ;;
   gguf) limit=330 ;;
   loading) limit=300 ;;
   *) limit=560 ;;
@@ -80,7 +82,9 @@ host() {
 pytests() { # NAME ARGUMENT…
   local name=$1
   shift
-  PYTHONPATH=$head/kernel:$site timeout -k 10 "$limit" python3 -m pytest -q -p no:cacheprovider "$@" \
+  local left=$((limit - ($(date +%s) - started)))
+  [ $left -gt 0 ] || { echo "$name: no time is left"; return 1; }
+  PYTHONPATH=$head/kernel:$site timeout -k 10 $left python3 -m pytest -q -p no:cacheprovider "$@" \
     > "$out/$name.txt" 2>&1
   local status=$?
   tail -n 12 "$out/$name.txt"
@@ -95,8 +99,8 @@ case $part in
   pytest)
     workers=()
     python3 -c 'import xdist' 2> /dev/null && workers=(-n 8)
-    pytests most "${workers[@]}" tests/gpu/test_indexer_ops.py tests/gpu/test_gguf_ops.py \
-      tests/gpu/test_gguf_loading.py tests/gpu/test_warmup.py "$@"
+    pytests most "${workers[@]}" tests/gpu/test_warmup.py tests/gpu/test_indexer_ops.py \
+      tests/gpu/test_gguf_ops.py tests/gpu/test_gguf_loading.py "$@"
     most=$?
     pytests doctor tests/gpu/test_doctor.py || exit
     exit $most
@@ -113,6 +117,7 @@ case $part in
       --load 1x8000 --load 8x8000 --load 64x8000 "$@"
     ;;
   profile) serve --part profile "$@" ;;
+  measured) serve --part throughput --part profile "$@" ;;
   gguf) gguf --part single "$@" ;;
   large) on_site python3 benchmarks/gguf_loading.py "$large" --make "$@" ;;
   loading)

@@ -55,7 +55,7 @@ def test_the_walk_is_whole_on_one_gpu_and_short_on_two(session: run.Session) -> 
     names = [each.name for each in run.chosen_steps(session, 2)]
     assert names == [
         "preflight", "up", "smoke", "memory", "logs", "custom-all-reduce", "custom-smoke",
-        "custom-logs", "down",
+        "custom-logs", "status", "down",
     ]  # fmt: skip
 
 
@@ -66,6 +66,16 @@ def test_a_plan_that_is_off_is_noted_and_the_walk_goes_on(session: run.Session) 
     run.noted(session, wrong)({"memory": {"weights": 1}}, {})
     assert session.problems == ["weights: planned 1.5"]
     assert json.loads((session.out / "memory.json").read_text()) == {"weights": 1}
+
+
+def test_a_benchmark_that_could_not_be_made_is_noted(session: run.Session) -> None:
+    bench = next(each for each in run.chosen_steps(session, 1) if each.name == "bench")
+    assert bench.exit_code is None
+    bench.check({"checks": [], "error": {"message": "nothing is deployed here"}}, {})
+    bench.check({"checks": [{"name": "8 at once", "status": "failed"}], "error": None}, {})
+    bench.check({"checks": [{"name": "8 at once", "status": "passed"}], "error": None}, {})
+    assert [text[:12] for text in session.problems] == ["not measured", "checks faile"]
+    assert not (session.out / "memory.json").exists()
 
 
 def test_the_inventory_holds_and_names_what_was_asked(session: run.Session) -> None:

@@ -11,6 +11,7 @@ timings and results.json; the status is 0 where everything was as it should be.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import fcntl
 import json
@@ -21,7 +22,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,10 @@ ENGINE = {
     "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
 }
 CUSTOM = {"serve": {"args": {"disable-custom-all-reduce": False}}}
-NO_SUCH_GPU = {"environment": {"CUDA_VISIBLE_DEVICES": "9"}}
+UNHARDENED = {"unit": {"hardening": False}}
+# A mistake that nothing but the server itself notices.
+WRONG_PARSER = {"serve": {"args": {"enable-auto-tool-choice": True, "tool-call-parser": "glm"}}}
+EXPLAINED = "unknown-parser"
 
 
 @dataclass
@@ -70,7 +73,7 @@ class Session:
     def say(self, text: str) -> None:
         print(f"[{time.monotonic() - self.began:5.0f} s] {text}", flush=True)
 
-    @contextmanager
+    @contextlib.contextmanager
     def timed(self, name: str) -> Iterator[None]:
         start = time.monotonic()
         yield
@@ -184,13 +187,15 @@ def write_inventory(
     return path
 
 
-def noted(session: Session, check: Callable[..., None]) -> Callable[..., None]:
+def noted(session: Session, check: Callable[..., None] | None) -> Callable[..., None]:
     """The check, whose complaint is written down and does not end the walk."""
+    assert check is not None
 
     def lenient(found: dict[str, Any], before: Mapping[str, dict[str, Any]]) -> None:
         from tests.gpu.host.walk import WalkError
 
-        (session.out / "memory.json").write_text(json.dumps(found.get("memory"), indent=1))
+        if "memory" in found:
+            (session.out / "memory.json").write_text(json.dumps(found["memory"], indent=1))
         try:
             check(found, before)
         except WalkError as error:
@@ -201,13 +206,18 @@ def noted(session: Session, check: Callable[..., None]) -> Callable[..., None]:
 
 
 def chosen_steps(session: Session, tp: int) -> list[Any]:
-    """All steps of the walk, or with several GPUs the few that differ there."""
+    """All steps of the walk, or with several GPUs the few that differ there.
+
+    A plan or a benchmark that is not right is noted, and the walk goes on; before the server goes
+    down it is looked at.
+    """
     from tests.gpu.host.walk import Step, another, ready, steps
 
     whole = {step.name: step for step in steps(memory=True)}
-    memory = whole["memory"]
-    assert memory.check is not None
-    whole["memory"] = dataclasses.replace(memory, check=noted(session, memory.check))
+    for name in ("memory", "bench"):
+        check = noted(session, whole[name].check)
+        whole[name] = dataclasses.replace(whole[name], exit_code=None, check=check)
+    whole["status"] = dataclasses.replace(whole["status"], check=lambda *_: look(session))
     if tp == 1:
         return list(whole.values())
     short = [whole[name] for name in ("preflight", "up", "smoke", "memory", "logs")]
@@ -216,6 +226,7 @@ def chosen_steps(session: Session, tp: int) -> list[Any]:
         Step("custom-all-reduce", ("up",), CUSTOM, check=another),
         Step("custom-smoke", ("smoke",), CUSTOM, check=ready),
         Step("custom-logs", ("logs", "-n", "200"), CUSTOM),
+        dataclasses.replace(whole["status"], override=CUSTOM),
         Step("down", ("down", "--yes"), CUSTOM),
     ]
 
@@ -253,7 +264,7 @@ def look(session: Session) -> None:
 
 
 def explain(session: Session, inventory: Path) -> None:
-    """A server that is told of a GPU that is not there: `up` goes back and says why.
+    """A server that refuses its arguments: `up` goes back and says why.
 
     The host serves nothing before, so nothing is loaded again.
     """
@@ -263,14 +274,34 @@ def explain(session: Session, inventory: Path) -> None:
     walk = Walk(inventory, NAME, session.out / "explain", program(session))
     try:
         walk.run([
-            Step("no-such-gpu", ("up",), NO_SUCH_GPU, exit_code=4),
-            Step("explained", ("logs", "--explain", "-n", "1000"), NO_SUCH_GPU),
+            Step("refused", ("up",), WRONG_PARSER, exit_code=4),
+            Step("explained", ("logs", "--explain", "-n", "1000"), WRONG_PARSER),
         ])  # fmt: skip
     except WalkError as error:
         session.problems.append(f"explain: {error}")
     text = "".join(path.read_text() for path in sorted(walk.out.glob("*.txt")))
-    if "no-such-gpu" not in text:
-        session.problems.append("explain: no-such-gpu is not named anywhere")
+    if EXPLAINED not in text:
+        session.problems.append(f"explain: {EXPLAINED} is not named anywhere")
+
+
+def without_hardening(session: Session, inventory: Path, failed: str) -> None:
+    """Whether what failed on several GPUs serves outside systemd's sandbox, and switch it off."""
+    from tests.gpu.host.inventory import NAME
+    from tests.gpu.host.walk import Step, Walk, WalkError, served
+
+    override = {**(CUSTOM if failed.startswith("custom") else {}), **UNHARDENED}
+    walk = Walk(inventory, NAME, session.out / "unhardened", program(session))
+    try:
+        walk.run([Step("unhardened", ("up",), override, check=served)])
+        said = "it serves without hardening"
+    except WalkError as error:
+        said = f"nor does it without hardening: {error}"
+    session.problems.append(said)
+    session.say(said)
+    on_host(session, "unhardened", f"journalctl --no-pager -o cat -u {UNIT} | tail -n 300")
+    with contextlib.suppress(WalkError):
+        walk = dataclasses.replace(walk, out=session.out / "down")
+        walk.run([Step("down", ("down", "--yes"), override)])
 
 
 def program(session: Session) -> tuple[str, ...]:
@@ -291,8 +322,11 @@ def walk(session: Session, inventory: Path, tp: int, explained: bool) -> None:
     except WalkError as error:
         session.problems.append(str(error))
         session.say(f"PROBLEM {error}")
-    look(session)
-    if explained and not session.problems:
+        look(session)
+        if tp > 1:
+            without_hardening(session, inventory, str(error))
+        return
+    if explained:
         with session.timed("explain"):
             explain(session, inventory)
 
