@@ -39,7 +39,7 @@ _SYSTEM_FOLDERS = frozenset((
 
 
 def _word(text: str) -> str:
-    # A leading dash would be read as an option by ssh and rsync.
+    # A leading dash would be read as an option by ssh, rsync and package managers.
     if not text or text.startswith("-") or not text.isprintable() or any(c.isspace() for c in text):
         raise ValueError("must be one word without spaces that does not begin with `-`")
     return text
@@ -62,7 +62,7 @@ RemotePath = Annotated[
     PurePosixPath, Field(description="An absolute path on the host."), AfterValidator(_absolute)
 ]
 Word = Annotated[str, AfterValidator(_word)]
-"""Text that is safe to hand to ssh as a word of its own."""
+"""Text that is safe to hand to a program as a word of its own."""
 Inside = Annotated[str, AfterValidator(_inside)]
 """A path or glob below the model's folder."""
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
@@ -316,8 +316,8 @@ class Needs(Model):
         default=5, ge=0, description="Free space under ROOT before the first installation."
     )
     memory_gib: float = Field(default=0, ge=0, description="Main memory.")
-    packages: list[str] = Field(default_factory=list, description="More distribution packages.")
-    libraries: list[str] = Field(
+    packages: list[Word] = Field(default_factory=list, description="More distribution packages.")
+    libraries: list[Word] = Field(
         default_factory=lambda: ["libnuma.so.1"], description="Shared libraries the engine loads."
     )
     compiler: bool = Field(
@@ -333,7 +333,9 @@ class Limits(Model):
     stop: int = Field(default=120, gt=0, description="From the stop signal to the kill.")
     install: int = Field(default=3600, gt=0, description="Building the environment.")
     sync: int = Field(
-        default=6 * 3600, gt=0, description="Verifying the model's files on the host."
+        default=6 * 3600,
+        gt=0,
+        description="Bringing the model's files by source_host or fetch, and reading them all.",
     )
 
 

@@ -179,7 +179,8 @@ def _judge(job: Transient, state: UnitState, lines: list[str]) -> None:
         )
     tail = "\n".join(lines[-15:])
     if state.properties.get("Result") == "timeout":
-        raise CommandTimeoutError(f"{job.unit} ran past its limit of {job.limit} s\n{tail}")
+        message = f"{job.unit} ran past its limit of {job.limit} s\n{tail}".rstrip()
+        raise CommandTimeoutError(message, longer(job.unit))
     status = state.properties.get("ExecMainStatus", "?")
     message = f"{job.unit} failed with status {status}\n{tail}".rstrip()
     raise CommandFailedError(message, remedy(job.unit, tail))
@@ -216,6 +217,21 @@ _REMEDIES = (
     ),
 )
 """Of jobs whose name begins so: what they say, and what to do about it; the first that fits."""
+
+
+_LIMITS = {
+    "glm5-job-venv-": "limits.install",
+    "glm5-job-copy-": "limits.sync",
+    "glm5-job-fetch-": "limits.sync",
+    "glm5-job-verify-": "limits.sync",
+}
+"""Of jobs whose name begins so: the profile's key."""
+
+
+def longer(unit: str) -> str | None:
+    """What to do about a job that ran past its limit; None where nothing sets that."""
+    key = next((key for begin, key in _LIMITS.items() if unit.startswith(begin)), None)
+    return None if key is None else f"raise {key} in the profile where it only needs longer"
 
 
 def remedy(unit: str, said: str) -> str | None:

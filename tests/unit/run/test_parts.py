@@ -11,17 +11,19 @@ from typing import Any, cast
 
 import pytest
 from glm5_deploy.config.models import HostSettings, Profile, Target
-from glm5_deploy.errors import ExitCode, UnreachableError, UsageError
+from glm5_deploy.errors import CommandTimeoutError, ExitCode, UnreachableError, UsageError
+from glm5_deploy.hosts.command import command
 from glm5_deploy.hosts.fake import Expected, FakeHost
 from glm5_deploy.report.events import Silent
 from glm5_deploy.report.outcome import ErrorReport, HostOutcome, Report
 from glm5_deploy.run.cancel import Cancel, InterruptedRunError
 from glm5_deploy.run.fanout import batches, fan_out
 from glm5_deploy.run.health import earlier_still_runs, failure
-from glm5_deploy.run.jobs import job_runs, parse_progress, remedy
+from glm5_deploy.run.jobs import _judge, job_runs, parse_progress, remedy
 from glm5_deploy.run.journal import parse_poll
 from glm5_deploy.run.lock import Holder, parse_holder
 from glm5_deploy.run.session import guarded
+from glm5_deploy.stages.change import Transient
 
 
 @pytest.mark.parametrize(
@@ -250,3 +252,22 @@ def test_an_error_keeps_its_own_exit_code() -> None:
 def test_a_job_that_failed_says_what_to_do(unit: str, said: str, hint: str | None) -> None:
     found = remedy(unit, said)
     assert (found is None) if hint is None else (hint in (found or ""))
+
+
+@pytest.mark.parametrize(
+    ("unit", "key"),
+    [
+        ("glm5-job-venv-1", "limits.install"),
+        ("glm5-job-copy-m", "limits.sync"),
+        ("glm5-job-fetch-m-1", "limits.sync"),
+        ("glm5-job-verify-m", "limits.sync"),
+        ("glm5-job-packages-1", None),
+    ],
+)
+def test_a_job_past_its_limit_names_the_key_that_sets_it(unit: str, key: str | None) -> None:
+    job = Transient(unit, command("true"), 30)
+    state = parse_poll("SubState=failed\nActiveState=failed\nResult=timeout\n\n", "")
+    with pytest.raises(CommandTimeoutError, match=f"{unit} ran past its limit of 30 s") as caught:
+        _judge(job, state, [])
+    hint = caught.value.hint
+    assert hint is None if key is None else key in (hint or "")
