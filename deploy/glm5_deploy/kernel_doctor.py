@@ -8,25 +8,20 @@ before a server is stopped for them, and what Triton compiles lies in the servic
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
 from glm5_deploy.errors import CommandFailedError
-from glm5_deploy.hosts.command import Command, command, script
+from glm5_deploy.hosts.command import Command, script
 from glm5_deploy.hosts.host import Host, Result
+from glm5_deploy.hosts.sandbox import sandboxed, variables_of
 from glm5_deploy.report.outcome import Check
 
 LIMIT = 300
 """Seconds that it may take: a first run imports torch from a cold disk and compiles all kernels."""
 
-# What only a server that stays needs. RemoveIPC would also take the running server's shared memory,
-# which belongs to the same user, and secrets are none of the doctor's business.
-_LEFT_OUT = frozenset({
-    "Type", "ExecStart", "EnvironmentFile", "WorkingDirectory", "Restart", "RestartSec",
-    "TimeoutStopSec", "OOMPolicy", "SyslogIdentifier", "RemoveIPC",
-})  # fmt: skip
 _CURRENT = 'cd -- "$1" && cat profile.json && printf "\\n%s\\n" "$2" && cat unit'
 _MARK = "--- unit ---"
 
@@ -71,41 +66,14 @@ class Served:
 
 
 def doctor_command(
-    venv: PurePosixPath, unit: str, environment: Iterable[str], limit: int = LIMIT
+    venv: PurePosixPath, unit: str, environment: list[str], limit: int = LIMIT
 ) -> Command:
-    """The doctor in a transient unit with the sandbox of the service.
-
-    Args:
-        unit: the service's unit; its properties are taken over.
-        environment: options of systemd-run that set the variables (`variables`, `variables_of`).
-        limit: seconds until systemd ends it.
-    """
-    properties = [word for line in _properties(unit) for word in ("-p", line)]
-    # systemd expands $NAME in what systemd-run is given.
-    python = str(venv / "bin" / "python").replace("$", "$$")
-    return command(
-        "systemd-run", "--quiet", "--pipe", "--wait", "--collect",
-        "--description=glm5-deploy: doctor", "-p", f"RuntimeMaxSec={limit}", *properties,
-        *environment, "--", python, "-m", "glm5_kernel", "doctor", "--json",
+    """The doctor in the sandbox of the service; see `hosts.sandbox` for the arguments."""
+    return sandboxed(
+        venv / "bin" / "python", "-m", "glm5_kernel", "doctor", "--json",
         "--timeout", max(limit - 60, 10),
+        unit=unit, options=environment, purpose="doctor", limit=limit,
     )  # fmt: skip
-
-
-def _properties(unit: str) -> list[str]:
-    """The lines of ``[Service]`` that shape what a process may do."""
-    body = unit.partition("[Service]\n")[2].partition("\n[")[0]
-    lines = [line for line in body.splitlines() if "=" in line and not line.startswith("#")]
-    return [line for line in lines if line.partition("=")[0] not in _LEFT_OUT]
-
-
-def variables(values: dict[str, str]) -> list[str]:
-    """The options that set these variables."""
-    return [f"--setenv={name}={value}" for name, value in sorted(values.items())]
-
-
-def variables_of(file: PurePosixPath) -> list[str]:
-    """The options that take the variables from a file on the host."""
-    return ["-p", f"EnvironmentFile={file}"]
 
 
 def run_doctor(host: Host, doctor: Command, limit: int = LIMIT) -> Diagnosis:

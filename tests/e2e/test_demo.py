@@ -124,6 +124,18 @@ def test_a_host_that_the_doctor_refuses_keeps_its_server(cli: Cli, place: Place)
     assert invocation(host) == before
 
 
+def test_a_server_is_not_stopped_for_arguments_that_vllm_refuses(cli: Cli, place: Place) -> None:
+    host = place.bed().hosts[HOST]
+    before, current = invocation(host), venv_of(host)
+    inventory = overridden(place, serve={"args": {"max-num-sequences": 2}})
+    refused = cli("up", "-i", inventory, "--json", expect=1).json["hosts"][HOST]
+    assert refused["status"] == "failed"
+    assert "vLLM refuses to serve this; nothing was switched" in refused["error"]["message"]
+    assert "unrecognized arguments: --max-num-sequences" in refused["error"]["message"]
+    assert refused["error"]["hint"] == "correct serve.args.max-num-sequences in the profile"
+    assert (invocation(host), venv_of(host)) == (before, current)
+
+
 def test_the_plugin_is_found_in_server_engine_and_worker(cli: Cli, place: Place) -> None:
     host = place.bed().hosts[HOST]
     # vLLM logs nothing of plugins while it reads the server's arguments: a setting that the plugin
@@ -141,7 +153,9 @@ def test_the_plugin_is_found_in_server_engine_and_worker(cli: Cli, place: Place)
         environment={"VLLM_LOGGING_LEVEL": "DEBUG"},
     )
     up = cli("up", "-i", inventory, "--json", expect=0).json["hosts"][HOST]
-    assert ("kernel", "verify") in {(c["stage"], c["action"]) for c in up["changes"]}
+    assert {("kernel", "verify"), ("release", "verify")} <= {
+        (change["stage"], change["action"]) for change in up["changes"]
+    }
     journal = host.exec(
         ["journalctl", "-o", "cat", f"_SYSTEMD_INVOCATION_ID={invocation(host)}"]
     ).stdout

@@ -11,11 +11,22 @@ from glm5_deploy.errors import UsageError
 from glm5_deploy.hosts.command import Command, Secret
 from glm5_deploy.hosts.host import Host
 from glm5_deploy.kernel_doctor import run_doctor
+from glm5_deploy.rehearsal import run_rehearsal
 from glm5_deploy.report.events import Events
 from glm5_deploy.report.outcome import DoctorChecksError
 from glm5_deploy.run.cancel import Cancel
 from glm5_deploy.run.jobs import run_job
-from glm5_deploy.stages.change import Change, Copy, Examine, Put, Rsync, Run, Step, Transient
+from glm5_deploy.stages.change import (
+    Change,
+    Copy,
+    Examine,
+    Put,
+    Rehearse,
+    Rsync,
+    Run,
+    Step,
+    Transient,
+)
 
 if TYPE_CHECKING:
     from glm5_deploy.run.peer import Peer
@@ -43,6 +54,7 @@ class Executor:
 
         Raises:
             DoctorChecksError: the doctor found something; nothing was switched.
+            PreflightError: vLLM refuses its arguments; nothing was switched.
             Glm5Error: a step failed; what was done before it stays and may be repeated.
         """
         for step in change.steps:
@@ -67,6 +79,10 @@ class Executor:
                 self._copy(step)
             case Examine(command, limit):
                 self._examine(command, limit)
+            case Rehearse(command, limit, known):
+                self._progress("vLLM reads its arguments", None)
+                row = run_rehearsal(self.host, command, limit, known)
+                self.events.check(self.host.name, row)
             case Transient():
                 run_job(
                     self.host, step, cancel=self.cancel, progress=self._progress, note=self._note

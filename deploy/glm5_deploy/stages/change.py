@@ -121,7 +121,22 @@ class Examine:
     limit: int
 
 
-Step = Run | Put | Transient | Rsync | Copy | Examine
+@dataclass(frozen=True)
+class Rehearse:
+    """Let vLLM read its arguments and the model's configuration (see `rehearsal`); a refusal ends
+    the run here.
+
+    Args:
+        limit: seconds that it may take.
+        known: keys of `serve.args`, to name the one that is meant.
+    """
+
+    command: Command
+    limit: int
+    known: tuple[str, ...]
+
+
+Step = Run | Put | Transient | Rsync | Copy | Examine | Rehearse
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ anything is switched.
 from __future__ import annotations
 
 from glm5_deploy.hosts.command import command
-from glm5_deploy.kernel_doctor import LIMIT, doctor_command, variables
+from glm5_deploy.hosts.sandbox import variables
+from glm5_deploy.kernel_doctor import LIMIT, doctor_command
 from glm5_deploy.stages.change import Change, Examine, Rsync, Transient
 from glm5_deploy.stages.desired import Desired, service_environment
 from glm5_deploy.stages.observed import Observed

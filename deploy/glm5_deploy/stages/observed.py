@@ -20,8 +20,8 @@ from glm5_deploy.hosts.facts.unit import UnitFacts, unit_fact
 from glm5_deploy.hosts.host import Host
 
 PROGRAMS = (
-    "agent.py", "verify.py", "deliver.py", "bench.py", "build_venv.sh", "layer_venv.py",
-    "install_wheel.sh",
+    "agent.py", "verify.py", "deliver.py", "bench.py", "rehearse.py", "build_venv.sh",
+    "layer_venv.py", "install_wheel.sh",
 )  # fmt: skip
 UNIT_FOLDER = PurePosixPath("/etc/systemd/system")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from glm5_deploy.stages import kernel, model, release, service, system, venv
+from glm5_deploy.stages import kernel, model, rehearsal, release, service, system, venv
 from glm5_deploy.stages.change import Change
 from glm5_deploy.stages.desired import Desired
 from glm5_deploy.stages.observed import Observed
@@ -14,7 +14,10 @@ PREPARING = (system, venv, kernel, model, release)
 def plan(desired: Desired, observed: Observed) -> list[Change]:
     """All changes, in order; empty where the host is as it should be."""
     changes = [change for stage in PREPARING for change in stage.plan(desired, observed)]
-    return [*changes, *service.plan(desired, observed)]
+    last = service.plan(desired, observed)
+    if interrupts_service(last):
+        changes += rehearsal.plan(desired)
+    return [*changes, *last]
 
 
 def interrupts_service(changes: list[Change]) -> bool:

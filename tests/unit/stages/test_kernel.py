@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from glm5_deploy.errors import CommandFailedError
 from glm5_deploy.hosts.fake import Expected, FakeHost
-from glm5_deploy.kernel_doctor import doctor_command, parse_diagnosis, variables, variables_of
+from glm5_deploy.hosts.sandbox import variables, variables_of
+from glm5_deploy.kernel_doctor import doctor_command, parse_diagnosis
 from glm5_deploy.report.events import Silent
 from glm5_deploy.report.outcome import DoctorChecksError, HostOutcome
 from glm5_deploy.run.cancel import Cancel

@@ -1,0 +1,33 @@
+"""The last step before a running server is stopped: vLLM reads what it will be started with."""
+
+from __future__ import annotations
+
+from glm5_deploy.config.serving import runs_vllm
+from glm5_deploy.hosts.sandbox import variables_of
+from glm5_deploy.rehearsal import LIMIT, rehearsal_command
+from glm5_deploy.stages.arguments import engine_words
+from glm5_deploy.stages.change import Change, Rehearse
+from glm5_deploy.stages.desired import Desired, interpreter
+from glm5_deploy.stages.release import STAGE
+
+
+def plan(desired: Desired) -> list[Change]:
+    """One change where the engine is ``vllm serve`` in an environment of ours, else none."""
+    profile, venv = desired.target.profile, desired.venv
+    if venv is None or not runs_vllm(profile):
+        return []
+    paths, release = desired.paths, desired.release
+    folder = paths.venv(venv.identifier)
+    words = engine_words(desired.target, folder, interpreter(desired.target))
+    command = rehearsal_command(
+        folder / "bin" / "python",
+        paths.library / "rehearse.py",
+        words[1:],
+        release.text("unit"),
+        [
+            *variables_of(paths.release(release.identifier) / "environment"),
+            *("-p", f"WorkingDirectory=/var/lib/{profile.unit_name.removesuffix('.service')}"),
+        ],
+    )
+    step = Rehearse(command, LIMIT, tuple(profile.serve.args))
+    return [Change(STAGE, "verify", "arguments", "vLLM reads them on this host", (step,))]
