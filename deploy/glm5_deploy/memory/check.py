@@ -122,6 +122,7 @@ def model_place(host: Host, target: Target, peers: Peers | None) -> AbstractCont
 
     Raises:
         NotPlannedError: nowhere yet.
+        CommandFailedError: it cannot be looked at on the host, and comes from no other.
     """
     spec = target.profile.model
     if not spec.serve.endswith(".gguf"):
@@ -129,10 +130,15 @@ def model_place(host: Host, target: Target, peers: Peers | None) -> AbstractCont
     if spec.source is not None and exists(Place(str(spec.source / spec.serve))):
         return nullcontext(Place(str(spec.source / spec.serve)))
     there = Place(str(target.model_folder / spec.serve), host)
-    if exists(there):
-        return nullcontext(there)
-    if spec.source_host is not None and peers is not None:
-        return _PeerPlace(peers, spec.source_host, spec.source_path, spec.name, spec.serve)
+    peer = spec.source_host if peers is not None else None
+    try:
+        if exists(there):
+            return nullcontext(there)
+    except CommandFailedError:
+        if peer is None:
+            raise
+    if peers is not None and peer is not None:
+        return _PeerPlace(peers, peer, spec.source_path, spec.name, spec.serve)
     raise NotPlannedError(
         f"{there.label} is not there yet",
         "put the model's files there, or have `glm5-deploy model sync` bring them",

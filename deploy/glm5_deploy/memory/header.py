@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from glm5_deploy.errors import CommandFailedError, Glm5Error
+from glm5_deploy.errors import Glm5Error
 from glm5_deploy.hosts.host import Host
 from glm5_deploy.kernel_package import require_kernel_package
 from glm5_deploy.memory.plan import ModelShape
@@ -85,13 +85,14 @@ def inspect_place(place: Place, *, tps: tuple[int, ...] = (), mtp: bool = False)
 
 
 def exists(place: Place) -> bool:
-    """Whether the file is there."""
+    """Whether the file is there.
+
+    Raises:
+        CommandFailedError: the login user may not look there, or the host has no SFTP.
+    """
     if place.host is None:
         return Path(place.path).is_file()
-    try:
-        return place.host.size(PurePosixPath(place.path)) is not None
-    except CommandFailedError:
-        return False
+    return place.host.size(PurePosixPath(place.path)) is not None
 
 
 def _config(place: Place) -> dict[str, Any]:

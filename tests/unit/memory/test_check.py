@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 import pytest
+from glm5_deploy.errors import CommandFailedError
 from glm5_deploy.hosts.fake import FakeHost
 from glm5_deploy.memory.check import NotPlannedError, memory_plan, rows
 from glm5_deploy.memory.header import HeaderError, Place, inspect_place, shape_of
@@ -112,3 +113,15 @@ def test_files_that_are_not_there_yet(tmp_path: Path) -> None:
     assert names[2] in row.detail
     with pytest.raises(NotPlannedError, match="serves no GGUF"):
         memory_plan(host, wanted(".").target, changed(with_gpus()))
+
+
+def test_a_folder_that_may_not_be_looked_at_is_no_missing_file() -> None:
+    class Closed(FakeHost):
+        def size(self, path: PurePosixPath) -> int | None:
+            raise CommandFailedError(f"{self.name}: cannot read {path}: Permission denied")
+
+    (row,) = rows(Closed(), wanted("m.gguf"), with_gpus())
+    assert (row.status, row.detail) == (
+        "skipped",
+        "node1: cannot read /opt/glm5/models/tiny/m.gguf: Permission denied",
+    )
