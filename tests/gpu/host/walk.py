@@ -33,6 +33,9 @@ FAILING = {
     "serve": {"args": {"max-num-seqs": 8}},
     "smoke": {"expect": [{"prompt": "Hello", "max_tokens": 4, "contains": IMPOSSIBLE}]},
 }
+REFUSED = {"serve": {"args": {"max-num-sequences": 8}}}
+"""vLLM has no such argument; it is asked while the server of before still answers."""
+
 STEP_LIMIT = 1800
 
 
@@ -100,6 +103,12 @@ def another(found: dict[str, Any], before: Mapping[str, dict[str, Any]]) -> None
     require("venv" not in stages, "a changed argument built another environment")
 
 
+def refused(found: dict[str, Any], before: Mapping[str, dict[str, Any]]) -> None:
+    said = str((found.get("error") or {}).get("message"))
+    require("vLLM refuses to serve this; nothing was switched" in said, f"it said: {said}")
+    require(found["release"] == before["up"]["release"], f"on {found['release']} now")
+
+
 def taken_back(found: dict[str, Any], before: Mapping[str, dict[str, Any]]) -> None:
     require(found["status"] == "reverted", f"status {found['status']}, not reverted")
     require(found["release"] == before["changed"]["release"], f"on {found['release']} now")
@@ -130,22 +139,24 @@ def steps(*, memory: bool = False) -> tuple[Step, ...]:
     """The walk; the JSON of a step is read where it has a check.
 
     Args:
-        memory: compare the memory plan with what the server reports, and measure its speed: a GGUF
-            model on GPUs, with vLLM's own benchmark.
+        memory: compare the memory plan with what the server reports, measure its speed, and let
+            vLLM refuse an argument: a GGUF model on GPUs, with real vLLM.
     """
     bench = ("bench", "--concurrency", "1,8", "--prompt-tokens", "1000", "--limit", "120")
     beside = (
         Step("memory", ("plan", "--memory"), check=as_planned),
         Step("bench", bench, check=measured),
     )
-    plan = beside if memory else ()
+    measured_too = beside if memory else ()
+    mistake = (Step("refused", ("up",), REFUSED, exit_code=1, check=refused),) if memory else ()
     return (
         Step("preflight", ("preflight",), check=ready),
         Step("up", ("up",), check=served),
         Step("smoke", ("smoke",), check=ready),
-        *plan,
+        *measured_too,
         Step("logs", ("logs", "-n", "200")),
         Step("again", ("up",), check=unchanged),
+        *mistake,
         Step("changed", ("up",), CHANGED, check=another),
         Step("failing", ("up",), FAILING, exit_code=4, check=taken_back),
         Step("rollback", ("rollback",), CHANGED, check=back),
