@@ -37,7 +37,7 @@ def resolve_secret(reference: str, base: Path) -> Secret:
         )
     value = resolver(rest, base)
     if not value:
-        raise UsageError(f"{reference} is empty")
+        raise UsageError(f"{reference} is empty", "put the secret there, or name another place")
     return Secret(value)
 
 
@@ -59,7 +59,10 @@ def _from_file(text: str, base: Path) -> str:
             content = file.read()
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
-        raise UsageError(f"the secret in {path} cannot be read: {reason}") from error
+        raise UsageError(
+            f"the secret in {path} cannot be read: {reason}",
+            "a relative path starts from the folder of the file that names it",
+        ) from error
     if stat.S_ISREG(mode) and mode & stat.S_IRWXO:
         raise UsageError(
             f"{path} holds a secret and everybody on this machine may use it",
@@ -72,9 +75,11 @@ def _from_command(line: str, base: Path) -> str:
     try:
         argv = shlex.split(line)
     except ValueError as error:
-        raise UsageError(f"${{exec:{line}}} does not parse: {str(error).lower()}") from error
+        raise UsageError(
+            f"${{exec:{line}}} does not parse: {str(error).lower()}", "quote it as for a shell"
+        ) from error
     if not argv:
-        raise UsageError("${exec:…} names no command")
+        raise UsageError("${exec:…} names no command", "write such as ${exec:pass show NAME}")
     done = _run(argv, base)
     if done.returncode != 0:
         raise UsageError(
@@ -97,7 +102,10 @@ def _run(argv: list[str], base: Path) -> subprocess.CompletedProcess[bytes]:
         ) from error
     except (OSError, ValueError) as error:
         reason = (getattr(error, "strerror", None) or str(error)).lower()
-        raise UsageError(f"`{argv[0]}` cannot be run: {reason}") from error
+        raise UsageError(
+            f"`{argv[0]}` cannot be run: {reason}",
+            "name a program that is in PATH, without a shell",
+        ) from error
 
 
 def _shown_stderr(content: bytes) -> str | None:

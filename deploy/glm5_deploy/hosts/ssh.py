@@ -20,6 +20,7 @@ from glm5_deploy.hosts.become import Handshake, Opening, become, for_any_shell, 
 from glm5_deploy.hosts.command import Command, Secret, command, script
 from glm5_deploy.hosts.host import Line, Progress, Result, RsyncStats, no_check, no_progress
 from glm5_deploy.hosts.lines import LineSplitter
+from glm5_deploy.hosts.remedies import known_remedy
 from glm5_deploy.hosts.retry import retrying
 from glm5_deploy.hosts.ssh_config import Route, resolve
 
@@ -171,7 +172,10 @@ class SshHost:
         writer = script(PUT, path, f"{mode:04o}", owner or "", len(content))
         result = self.run(writer, sudo=sudo, stdin=content, timeout=None, check=False)
         if not result.ok:
-            raise CommandFailedError(f"{self._name}: cannot write {path}: {_tail(result.stderr)}")
+            said = _tail(result.stderr)
+            raise CommandFailedError(
+                f"{self._name}: cannot write {path}: {said}", known_remedy(said)
+            )
 
     def get(self, path: PurePosixPath, *, sudo: bool = True) -> bytes:
         """See `Host.get`."""
@@ -226,8 +230,9 @@ class SshHost:
                 f"{self._name}: rsync is not installed there", "install the package rsync"
             )
         if not prepared.ok:
+            said = _tail(prepared.stderr)
             raise CommandFailedError(
-                f"{self._name}: {self.login_user} cannot make {target}: {_tail(prepared.stderr)}"
+                f"{self._name}: {self.login_user} cannot make {target}: {said}", known_remedy(said)
             )
         wanted = Transfer(source, target, include=include, delete=delete, checksum=checksum)
         return transfer(
@@ -371,7 +376,8 @@ class SshHost:
         if self._closing.is_set():
             return UnreachableError(f"{self._name}: the connection was closed")
         why = "no answer for a while: the link is dead" if silent else "the connection broke"
-        return UnreachableError(f"{self._name}: {why} during: {command.masked(120)}")
+        message = f"{self._name}: {why} during: {command.masked(120)}"
+        return UnreachableError(message, "run it again: what was done before stays")
 
     def _lines(self, execution: Execution) -> Iterator[Line]:
         splitters: dict[Literal["stdout", "stderr"], LineSplitter] = {
@@ -493,4 +499,5 @@ def failure(host: str, result: Result) -> CommandFailedError:
         else f"ended with status {result.returncode}"
     )
     said = _tail(result.stderr or result.stdout)
-    return CommandFailedError(f"{host}: {result.command.masked()} {status}: {said}")
+    message = f"{host}: {result.command.masked()} {status}: {said}"
+    return CommandFailedError(message, known_remedy(said))

@@ -146,7 +146,9 @@ def fill(lock: Path, folder: Path, *, python: str, platform: str, told: Told) ->
         raise WheelhouseError(f"cannot write to {folder}: {error.strerror}", hint) from error
     found = look(text, folder)
     if found.missing:
-        raise WheelhouseError(f"pip left out {', '.join(found.missing[:5])}")
+        raise WheelhouseError(
+            f"pip left out {', '.join(found.missing[:5])}", "run it again: what has arrived stays"
+        )
     return found
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from glm5_deploy.errors import CommandFailedError, CommandTimeoutError, UnreachableError
 from glm5_deploy.hosts.command import MASK, Secret, command, script
 from glm5_deploy.hosts.host import Host, Progress
+from glm5_deploy.hosts.remedies import known_remedy
 from glm5_deploy.run.cancel import Cancel
 from glm5_deploy.run.journal import SAID, UnitState, parse_poll
 from glm5_deploy.stages.change import Transient
@@ -188,11 +189,6 @@ def _judge(job: Transient, state: UnitState, lines: list[str]) -> None:
 
 _REMEDIES = (
     (
-        "",
-        r"No space left on device|Disk quota exceeded",
-        "free some space on the host, or set root to a larger disk; then run it again",
-    ),
-    (
         "glm5-job-verify-",
         r"missing: |contents differ",
         "`glm5-deploy model sync` brings them again, where the profile says where they come from;"
@@ -241,4 +237,4 @@ def remedy(unit: str, said: str) -> str | None:
         for begin, pattern, hint in _REMEDIES
         if unit.startswith(begin) and re.search(pattern, said)
     )
-    return next(fitting, None)
+    return known_remedy(said) or next(fitting, None)

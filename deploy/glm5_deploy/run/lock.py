@@ -21,6 +21,7 @@ from typing import Any
 from glm5_deploy.errors import Glm5Error, LockHeldError
 from glm5_deploy.hosts.command import script
 from glm5_deploy.hosts.host import Host, Result
+from glm5_deploy.hosts.remedies import known_remedy
 
 LEASE_SECONDS = 60
 RENEW_SECONDS = 15
@@ -73,8 +74,9 @@ class Holder:
     record: dict[str, Any]
 
     def __str__(self) -> str:
-        record = self.record
-        at = time.strftime("%H:%M:%S", time.localtime(float(record.get("since", 0))))
+        record, since = self.record, self.record.get("since")
+        known = isinstance(since, int | float)
+        at = time.strftime("%H:%M:%S", time.localtime(since)) if known else "?"
         who = f"{record.get('user', '?')}@{record.get('machine', '?')}"
         return f"{who} (process {record.get('pid', '?')}, since {at}: {record.get('reason', '?')})"
 
@@ -84,7 +86,8 @@ class Holder:
             return False
         if self.record.get("boot") != _boot():
             return self.record.get("boot") is not None
-        return _started(int(self.record.get("pid", 0))) != self.record.get("started")
+        pid = self.record.get("pid")
+        return isinstance(pid, int) and _started(pid) != self.record.get("started")
 
 
 def _boot() -> str | None:
@@ -139,6 +142,7 @@ def parse_holder(output: str) -> Holder | None:
         record = json.loads(lines[2]) if len(lines) > 2 else {}
     except ValueError:
         record = {}
+    record = record if isinstance(record, dict) else {}
     left = int(lines[0]) if lines[0].lstrip("-").isdigit() else 0
     return Holder(lines[1].partition(" ")[0], left, record)
 
@@ -178,7 +182,8 @@ class Lease:
         """
         if self._lost.is_set():
             raise LockHeldError(
-                f"{self._host.name}: the lock was broken by somebody else: stopping here"
+                f"{self._host.name}: the lock was broken by somebody else: stopping here",
+                "`glm5-deploy audit` on that host tells who; run it again when they are done",
             )
 
     def release(self) -> None:
@@ -215,7 +220,9 @@ def acquire(host: Host, state: PurePosixPath, reason: str) -> tuple[Lease, Holde
             f"wait for that run, or break its lock with `glm5-deploy unlock --host {host.name}`",
         )
     if result.returncode != 0:
-        raise LockHeldError(f"{host.name}: cannot take the lock: {result.stderr.strip()}")
+        said = result.stderr.strip()
+        hint = known_remedy(said) or f"root must be able to write in {state}, with flock there"
+        raise LockHeldError(f"{host.name}: cannot take the lock: {said}", hint)
     return Lease(host, state, token), holder
 
 

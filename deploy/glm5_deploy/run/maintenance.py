@@ -105,7 +105,8 @@ class Maintenance:
             there = ", ".join(deployed.releases) or "none"
             raise UsageError(f"{self.host.name}: no single release {wanted}", f"there are: {there}")
         if found[0] == deployed.current:
-            raise UsageError(f"{self.host.name}: {found[0]} is the current release already")
+            message = f"{self.host.name}: {found[0]} is the current release already"
+            raise UsageError(message, "see `glm5-deploy releases`")
         return found[0]
 
     def restart(self, *, smoke: bool) -> HostOutcome:

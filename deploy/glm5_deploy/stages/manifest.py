@@ -51,9 +51,11 @@ def parse_manifest(text: str, origin: str) -> Manifest:
         # sha256sum writes a blank or, for binary files, a star before the name.
         name = marked[1:] if marked.startswith((" ", "*")) else marked
         if len(digest) != 64 or set(digest.lower()) - set("0123456789abcdef") or not name:
-            raise UsageError(f"{origin}:{number}: not a line of sha256sum: {line[:80]!r}")
+            message = f"{origin}:{number}: not a line of sha256sum: {line[:80]!r}"
+            raise UsageError(message, "a line is the digest, two blanks and the file's name")
         if name.startswith("/") or ".." in Path(name).parts or name in entries:
-            raise UsageError(f"{origin}:{number}: {name!r} leaves the folder or stands there twice")
+            message = f"{origin}:{number}: {name!r} leaves the folder or stands there twice"
+            raise UsageError(message, "run sha256sum in the model's folder, with relative names")
         entries[name] = digest.lower()
     return Manifest(entries, {})
 

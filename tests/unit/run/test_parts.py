@@ -205,6 +205,11 @@ def test_holder() -> None:
     torn = parse_holder("5\ntok 99\n{oops")
     assert torn is not None
     assert torn.record == {}
+    for text in ("[]", "7", "null", '{"since": "then", "pid": "x"}'):
+        odd = parse_holder(f"5\ntok 99\n{text}")
+        assert odd is not None
+        assert "since ?" in str(odd)
+        assert not odd.is_dead_here()
 
 
 def test_a_dead_process_of_this_machine_is_known_dead() -> None:
@@ -243,6 +248,7 @@ def test_an_error_keeps_its_own_exit_code() -> None:
         ("glm5-job-venv-1", "  cause: Bad CRC (got 3f, expected 4b) for file: a.py", "wheel"),
         ("glm5-job-venv-1", "cause: error sending request for url (https://…)", "index_url"),
         ("glm5-job-fetch-m", "OSError: [Errno 28] No space left on device", "free some space"),
+        ("glm5-job-venv-1", "mkdir: /opt/glm5: Read-only file system", "can be written"),
         # The same words of a command that fetches a model mean something else.
         ("glm5-job-fetch-m", "error sending request for url (https://…)", None),
         ("glm5-job-venv-1", "error: it broke", None),
