@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from glm5_deploy.config.models import Target
     from glm5_deploy.errors import UsageError
     from glm5_deploy.hosts.host import Host
+    from glm5_deploy.hosts.peer import Peer
     from glm5_deploy.run.cancel import Cancel
-    from glm5_deploy.run.peer import Peer
 
 
 def complete_hosts(context: typer.Context, incomplete: str) -> list[str]:
@@ -153,7 +153,7 @@ def peer_of(name: str, inventory: Path | None, cancel: Cancel) -> Iterator[Peer]
     from glm5_deploy.config.load import find_inventory, load_inventory, settings_of_host
     from glm5_deploy.errors import UsageError
     from glm5_deploy.hosts.connect import open_settings
-    from glm5_deploy.run.peer import Peer
+    from glm5_deploy.hosts.peer import Peer
 
     path = find_inventory(inventory)
     if path is None:

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from glm5_deploy.config.models import Target
     from glm5_deploy.hosts.command import Secret
     from glm5_deploy.hosts.host import Host
+    from glm5_deploy.hosts.peer import Peer
     from glm5_deploy.report.events import Events
     from glm5_deploy.report.outcome import HostOutcome, Report
     from glm5_deploy.run.cancel import Cancel
-    from glm5_deploy.run.peer import Peer
     from glm5_deploy.stages.desired import Desired
     from glm5_deploy.stages.manifest import Manifest
 

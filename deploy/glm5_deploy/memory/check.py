@@ -5,21 +5,18 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING
 
 from glm5_deploy.config.models import Target
 from glm5_deploy.errors import CommandFailedError, Glm5Error
 from glm5_deploy.hosts.facts.gpu import Gpu
 from glm5_deploy.hosts.host import Host
+from glm5_deploy.hosts.peer import Peers
 from glm5_deploy.memory.header import HeaderError, Place, exists, inspect_place, shape_of
 from glm5_deploy.memory.plan import GpuMemory, MemoryPlan, plan
 from glm5_deploy.memory.settings import Settings, UnplannedError, read_settings
 from glm5_deploy.report.outcome import Check
 from glm5_deploy.stages.desired import Desired
 from glm5_deploy.stages.observed import Observed
-
-if TYPE_CHECKING:
-    from glm5_deploy.run.steps import Peers
 
 NAME = "gpu memory"
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 
 from glm5_deploy.errors import PreflightError, UsageError
 from glm5_deploy.hosts.host import Host
+from glm5_deploy.hosts.peer import Peers
 from glm5_deploy.report.events import Events
 from glm5_deploy.report.outcome import HostOutcome
 from glm5_deploy.run.cancel import Cancel
 from glm5_deploy.run.lock import locked
-from glm5_deploy.run.steps import Executor, Peers
+from glm5_deploy.run.steps import Executor
 from glm5_deploy.stages import kernel, model, system, venv
 from glm5_deploy.stages.change import Change
 from glm5_deploy.stages.desired import Desired

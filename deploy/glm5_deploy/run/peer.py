@@ -18,6 +18,7 @@ from pathlib import PurePosixPath
 from glm5_deploy.errors import CommandFailedError, Glm5Error, PreflightError, UnreachableError
 from glm5_deploy.hosts.command import Command, command, script
 from glm5_deploy.hosts.host import Host, Progress
+from glm5_deploy.hosts.peer import Peer
 from glm5_deploy.run.cancel import Cancel, InterruptedRunError
 from glm5_deploy.run.jobs import job_runs, run_job
 from glm5_deploy.stages.change import Copy, Transient
@@ -84,21 +85,6 @@ grep -qF -- " $mark" "$file" 2>/dev/null || exit 0
 chmod --reference="$file" -- "$file.$mark"
 mv -f -- "$file.$mark" "$file"
 """
-
-
-@dataclass(frozen=True)
-class Peer:
-    """A host of the inventory that files are copied from.
-
-    Args:
-        address, port: as we reach it.
-        root: where our things lie there.
-    """
-
-    host: Host
-    address: str
-    port: int
-    root: PurePosixPath
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from glm5_deploy.errors import Glm5Error, PreflightError, UnreachableError
 from glm5_deploy.hosts.command import Secret
 from glm5_deploy.hosts.host import Host
+from glm5_deploy.hosts.peer import Peers
 from glm5_deploy.report.events import Events
 from glm5_deploy.report.outcome import (
     Check,
@@ -26,9 +26,6 @@ from glm5_deploy.stages.desired import Desired
 from glm5_deploy.stages.observed import Observed, observe
 from glm5_deploy.stages.plan import interrupts_service, plan
 from glm5_deploy.stages.preflight import preflight
-
-if TYPE_CHECKING:
-    from glm5_deploy.run.steps import Peers
 
 
 @dataclass(frozen=True)

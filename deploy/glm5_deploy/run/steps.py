@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from glm5_deploy.errors import UsageError
 from glm5_deploy.hosts.command import Command, Secret
 from glm5_deploy.hosts.host import Host
+from glm5_deploy.hosts.peer import Peers
 from glm5_deploy.kernel_doctor import run_doctor
 from glm5_deploy.rehearsal import run_rehearsal
 from glm5_deploy.report.events import Events
@@ -27,12 +25,6 @@ from glm5_deploy.stages.change import (
     Step,
     Transient,
 )
-
-if TYPE_CHECKING:
-    from glm5_deploy.run.peer import Peer
-
-Peers = Callable[[str], "AbstractContextManager[Peer]"]
-"""Another host of the inventory by its name, open until the end of the block."""
 
 
 @dataclass(frozen=True)

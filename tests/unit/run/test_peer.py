@@ -12,12 +12,12 @@ import pytest
 from glm5_deploy.errors import CommandFailedError, Glm5Error, UnreachableError
 from glm5_deploy.hosts.command import Command, script
 from glm5_deploy.hosts.fake import Expected, FakeHost
+from glm5_deploy.hosts.peer import Peer
 from glm5_deploy.run.peer import (
     _GRANT,
     _LOOK,
     _REVOKE,
     _ROOM,
-    Peer,
     _address,
     _config,
     _explained,
