@@ -18,6 +18,7 @@ from glm5_deploy.hosts.command import Command, script
 from glm5_deploy.hosts.host import Host, Result
 from glm5_deploy.hosts.sandbox import sandboxed, variables_of
 from glm5_deploy.report.outcome import Check
+from glm5_deploy.stages.record import parse_record
 
 LIMIT = 300
 """Seconds that it may take: a first run imports torch from a cold disk and compiles all kernels."""
@@ -121,11 +122,12 @@ def read_served(host: Host, root: PurePosixPath) -> Served:
 
     Raises:
         CommandFailedError: nothing is deployed there.
+        RecordError: what the release says of itself is damaged.
     """
     read = host.run(script(_CURRENT, root / "current", _MARK))
     profile, _, unit = read.stdout.partition(f"\n{_MARK}\n")
-    described = json.loads(profile)
-    venv = described["venv"] if described["engine"]["kernel"] else None
+    record = parse_record(profile, f"{host.name}:{root}/current/profile.json")
+    venv = record.venv if record.kernel else None
     return Served(None if venv is None else root / "venvs" / venv, unit)
 
 
@@ -134,6 +136,7 @@ def examine_served(host: Host, root: PurePosixPath, limit: int = LIMIT) -> Diagn
 
     Raises:
         CommandFailedError: nothing is deployed, or the doctor gave no answer.
+        RecordError: what the release says of itself is damaged.
         CommandTimeoutError: it was still running at the limit.
         SudoRefusedError: it takes root to run something as the service's user.
     """

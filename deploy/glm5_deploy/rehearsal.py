@@ -83,7 +83,7 @@ def _hint(detail: str, known: Iterable[str]) -> str | None:
     from glm5_deploy.logs.explain import explain
 
     named = re.findall(r"--(?:no-)?([a-z0-9][a-z0-9-]*)", detail.replace("_", "-"))
-    keys = {key.replace("_", "-") for key in known}
+    keys = set(known)
     for name in named:
         if name in keys:
             return f"correct serve.args.{name} in the profile"

@@ -18,6 +18,7 @@ from glm5_deploy.smoke.context import PROMPT, CheckFailed, CheckSkipped, Context
 from glm5_deploy.smoke.golden import golden, same_tokens
 from glm5_deploy.smoke.gpus import gpus
 from glm5_deploy.smoke.needle import needle
+from glm5_deploy.stages.record import RecordError
 
 _FILLER = "The quick brown fox jumps over the lazy dog. "
 _NOT_THE_SAME = (
@@ -329,7 +330,7 @@ def doctor(context: Context) -> str:
         found = examine_served(context.host, context.target.root, limit)
     except SudoRefusedError as error:
         raise CheckSkipped("it runs as the service's user, which takes sudo") from error
-    except (CommandFailedError, CommandTimeoutError) as error:
+    except (CommandFailedError, CommandTimeoutError, RecordError) as error:
         raise CheckFailed(error.message, error.hint) from error
     if found is None:
         raise CheckSkipped("the release that is served has no glm5-kernel")

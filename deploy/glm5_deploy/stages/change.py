@@ -128,7 +128,7 @@ class Rehearse:
 
     Args:
         limit: seconds that it may take.
-        known: keys of `serve.args`, to name the one that is meant.
+        known: arguments of the profile by vLLM's names, to tell the one that is meant.
     """
 
     command: Command

@@ -67,7 +67,6 @@ name=$(sed -n 's/^SyslogIdentifier=//p' "$1/unit" 2>/dev/null | head -n 1)
 [ -n "$name" ] && [ "$name.service" != "$2" ] || exit 0
 echo "Unit=$name.service"; systemctl show -p ActiveState,MainPID -- "$name.service"
 """
-_JOBS = "systemctl list-units --all --plain --no-legend --full 'glm5-job-*' || :"
 _FOLDERS = 'for f in "$@"; do [ -d "$f" ] && stat -c "%a %U %n" -- "$f"; done; :'
 
 
@@ -79,15 +78,6 @@ class FileState:
     mtime: int
     ctime: int
     inode: int
-
-
-@dataclass(frozen=True)
-class LockState:
-    """Who holds the host's lock; `until` is in seconds of the host's clock."""
-
-    token: str
-    until: float
-    record: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -110,14 +100,12 @@ class DeploymentFacts:
         absent_packages: those of the profile's own list that are not installed.
         model_unreadable: a file or folder of the model that the service's user may not read.
         engine_missing: the engine's program, where it should be on the host already and is not.
-        jobs: transient units of ours and whether they are active, by name.
     """
 
     current: str | None = None
     previous: str | None = None
     releases: tuple[str, ...] = ()
     venvs: tuple[str, ...] = ()
-    lock: LockState | None = None
     pending: dict[str, Any] | None = None
     reverted: dict[str, Any] | None = None
     files: dict[str, str | None] | None = None
@@ -128,7 +116,6 @@ class DeploymentFacts:
     absent_packages: tuple[str, ...] = ()
     model_unreadable: str | None = None
     engine_missing: str | None = None
-    jobs: dict[str, str] | None = None
     incumbent: Incumbent | None = None
     folders: dict[str, tuple[str, str]] | None = None
 
@@ -284,18 +271,6 @@ def _link_name(output: FactOutput) -> str | None:
     return None if text is None else PurePosixPath(text).name
 
 
-def parse_lock(output: FactOutput) -> LockState | None:
-    """First line ``token until``, second line a JSON record."""
-    if output.returncode != 0 or not output.stdout.strip():
-        return None
-    head, _, record = output.stdout.partition("\n")
-    token, _, until = head.partition(" ")
-    try:
-        return LockState(token, float(until), json.loads(record or "{}"))
-    except ValueError:
-        return LockState(token, 0.0, {})
-
-
 def _nanoseconds(text: str) -> int:
     seconds, _, fraction = text.partition(".")
     return int(seconds) * 10**9 + int(f"{fraction:0<9}"[:9])
@@ -326,11 +301,6 @@ def parse_incumbent(output: FactOutput) -> Incumbent | None:
     return Incumbent(values["Unit"], running, int(pid) if pid.isdigit() else 0)
 
 
-def _jobs(output: FactOutput) -> dict[str, str]:
-    rows = (line.split(None, 4) for line in output.stdout.splitlines() if line.strip())
-    return {row[0]: row[2] for row in rows if len(row) > 2}
-
-
 def _folders(output: FactOutput) -> dict[str, tuple[str, str]]:
     rows = (line.split(" ", 2) for line in output.stdout.splitlines())
     return {path: (mode, owner) for mode, owner, path in rows}
@@ -355,7 +325,6 @@ def deployment_fact_list(target: Target) -> list[Fact[Any]]:
         Fact("previous", script(_LINK, paths.root / "previous"), _link_name),
         Fact("releases", script(_RELEASES, paths.root), _names),
         Fact("venvs", script(_VENVS, paths.root), _names),
-        read("lock", paths.state / "lock", parse_lock),
         read("pending", paths.state / "pending.json", _document),
         read("reverted", paths.state / "reverted.json", _document),
         Fact("model_files", script(_TREE, paths.model), parse_tree),
@@ -367,7 +336,6 @@ def deployment_fact_list(target: Target) -> list[Fact[Any]]:
         Fact("model_unreadable", script(_UNREADABLE, paths.model, target.profile.unit.user), _text),
         Fact("engine_missing", script(_PROGRAM, _own_program(target)), _text),
         Fact("absent_packages", script(_ABSENT, *target.profile.needs.packages), _lines),
-        Fact("jobs", script(_JOBS), _jobs),
         Fact("incumbent", script(_INCUMBENT, paths.current, paths.unit), parse_incumbent),
         Fact("folders", script(_FOLDERS, *paths.folders), _folders),
         Fact("files", script(_FILES, *compared), lambda o: parse_files(compared, o)),

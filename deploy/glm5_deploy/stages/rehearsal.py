@@ -29,5 +29,5 @@ def plan(desired: Desired) -> list[Change]:
             *("-p", f"WorkingDirectory=/var/lib/{profile.unit_name.removesuffix('.service')}"),
         ],
     )
-    step = Rehearse(command, LIMIT, tuple(profile.serve.args))
+    step = Rehearse(command, LIMIT, tuple(profile.serve.options))
     return [Change(STAGE, "verify", "arguments", "vLLM reads them on this host", (step,))]

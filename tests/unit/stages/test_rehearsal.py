@@ -22,7 +22,7 @@ from glm5_deploy.stages.plan import plan
 
 from tests.unit.stages.situation import bare, changed, complete, desired, unit
 
-KNOWN = ("max_model_len", "kv-cache-dtype", "attention-backend")
+KNOWN = ("max-model-len", "kv-cache-dtype", "attention-backend")
 STOPPED = unit(LoadState="loaded", ActiveState="inactive", UnitFileState="enabled")
 
 
@@ -60,7 +60,7 @@ def test_not_of_another_engine(wanted: Callable[..., Desired], command: list[str
 
 
 def test_it_is_asked_as_the_server_would_be(wanted: Callable[..., Desired]) -> None:
-    new = wanted(serve={"args": {"max-model-len": 4096, "note": "a $HOME b"}})
+    new = wanted(serve={"args": {"max_model_len": 4096, "note": "a $HOME b"}})
     (change,) = rehearsals(new, changed(complete(new), current="older"))
     (step,) = change.steps
     assert isinstance(step, Rehearse)
@@ -71,7 +71,8 @@ def test_it_is_asked_as_the_server_would_be(wanted: Callable[..., Desired]) -> N
         f"/opt/glm5/venvs/{new.venv.identifier}/bin/python", "/opt/glm5/lib/rehearse.py",
     )  # fmt: skip
     assert program[2:5] == ("--", "serve", "/opt/glm5/models/tiny")
-    assert program[-4:] == ("--max-model-len", "4096", "--note", "a $$HOME b")
+    assert program[-4:] == ("--max_model_len", "4096", "--note", "a $$HOME b")
+    assert step.known == ("max-model-len", "note")
     folder = f"/opt/glm5/releases/{new.release.identifier}"
     for word in (
         "User=glm5", "ProtectSystem=strict", "WorkingDirectory=/var/lib/glm5-tiny",
