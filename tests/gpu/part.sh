@@ -6,6 +6,7 @@
 #   model        make the model of the parts host and host-tp2, in the background
 #   pytest       tests on the GPU; those of the doctor alone, last: they fill the GPU
 #   doctor       the latter alone
+#   warmup       of the former, whether a server compiles while it serves
 #   indexer      the indexer's benchmark; needs the GPU for itself
 #   parity       our attention and indexer against stock vLLM: the same answers
 #   throughput   and as fast
@@ -50,6 +51,7 @@ case $part in
   serve-tp2) port=12000 ;;
   gguf) port=13000 ;;
   gguf-tp2) port=14000 ;;
+  measured) port=15000 ;;
   *) port=8100 ;;
 esac
 limit=${2:-$limit}
@@ -106,6 +108,7 @@ case $part in
     exit $most
     ;;
   doctor) pytests doctor tests/gpu/test_doctor.py "$@" ;;
+  warmup) pytests warmup tests/gpu/test_warmup.py "$@" ;;
   indexer)
     on_site python3 benchmarks/indexer.py --replays 1 > "$out/warm.txt"
     on_site python3 benchmarks/indexer.py --output "$out/indexer-h200.json" "$@"

@@ -108,6 +108,23 @@ def test_a_run_writes_what_it_gathered_and_asks_what_changed(folder: Path, port:
     assert set(read(folder, "answers")) == {"ours-bf16"}
 
 
+def test_merging_keeps_what_another_run_gathered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Commits and commands add up; results of the newer run take the place of older ones."""
+    monkeypatch.setattr(results, "KEPT", tmp_path / "kept")
+    for number, (commit, answers) in enumerate((("a1", {"x": 1, "y": 1}), ("b2", {"x": 2}))):
+        one = tmp_path / str(number)
+        one.mkdir()
+        (one / "commit").write_text(f"{commit}\n")
+        (one / "answers.json").write_text(json.dumps(answers))
+        (one / "about.json").write_text(json.dumps({"command": "c", "device": commit}))
+        results.merge(one)
+    about = json.loads((tmp_path / "kept" / "about.json").read_text())
+    assert (about["commit"], about["command"], about["device"]) == ("a1; b2", "c", "b2")
+    assert json.loads((tmp_path / "kept" / "answers.json").read_text()) == {"x": 2, "y": 1}
+
+
 def row(impl: str, tokens: int, layers: int, value: float) -> dict[str, Any]:
     return {
         "impl": impl, "prompt_tokens": tokens, "concurrency": 1, "layers": layers, "value": value,

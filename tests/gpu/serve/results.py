@@ -43,12 +43,19 @@ def merge(folder: Path) -> None:
     before, about = read(KEPT / "about.json"), read(folder / "about.json")
     commands = [*before.get("command", "").split("; "), about.get("command", "")]
     about["command"] = "; ".join(dict.fromkeys(command for command in commands if command))
+    commits = [*before.get("commit", "").split("; "), *text_of(folder / "commit").split()]
+    about["commit"] = "; ".join(dict.fromkeys(commit for commit in commits if commit))
     about["versions"] = {**before.get("versions", {}), **about.get("versions", {})}
     (KEPT / "about.json").write_text(json.dumps(about))
     for name in ("throughput", "profile"):
         if (folder / f"{name}.json").is_file():
             rows = measured(rows_of(KEPT / f"{name}.json"), rows_of(folder / f"{name}.json"))
             (KEPT / f"{name}.json").write_text(json.dumps(rows))
+
+
+def text_of(path: Path) -> str:
+    """A file's text, or nothing where there is none."""
+    return path.read_text() if path.is_file() else ""
 
 
 def rows_of(path: Path) -> list[Document]:
@@ -86,6 +93,7 @@ def document() -> Document:
         "device": about.get("device", ""),
         "versions": about.get("versions", {}),
         "command": about.get("command", ""),
+        "commit": about.get("commit", ""),
         "cases": {name: case_row(name, kept) for name, kept in answers.items()},
         "parity": found,
         "judged": parity.judged(found),

@@ -153,7 +153,7 @@ def main(targets: str, output: str, seconds: str, *chosen: str) -> None:
     longest = 0.0
     for number in range(ROUNDS):
         start = time.monotonic()
-        if start + longest > end:
+        if start + longest > end or not found.servers:
             break
         for load in loads:
             said = found.measure(load, number)
