@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import torch
@@ -32,22 +33,23 @@ def attend(heads: int, topk: int, dtype: torch.dtype, device: torch.device, *, f
         )
 
 
-def decode(next_n: int, topk: int, workspace: torch.Tensor) -> None:
-    """Batches of requests of many lengths."""
+def decode(most: int, topk: int, workspace: torch.Tensor) -> None:
+    """Batches of requests of many lengths, with up to `most` tokens of each."""
     device = workspace.device
     cache = torch.zeros(BLOCKS, 64, 132, dtype=torch.uint8, device=device)
-    for batch in (1, 2, 3, 8, 31, 64, 65, 133, 265, 400):
-        for context in (256, 1024, 4096, 4352, CONTEXT):
-            decode_topk(
-                torch.zeros(batch, next_n, INDEX_HEADS, 128, dtype=E4M3, device=device),
-                cache,
-                torch.zeros(batch * next_n, INDEX_HEADS, device=device),
-                _integers(batch, next_n, device=device),
-                _integers(batch, 141, device=device),
-                topk,
-                max_context=context,
-                workspace=workspace,
-            )
+    lengths = (256, 1024, 4096, 4352, CONTEXT)
+    batches = (1, 2, 3, 8, 31, 64, 65, 133, 265, 400)
+    for next_n, batch, context in itertools.product(range(1, most + 1), batches, lengths):
+        decode_topk(
+            torch.zeros(batch, next_n, INDEX_HEADS, 128, dtype=E4M3, device=device),
+            cache,
+            torch.zeros(batch * next_n, INDEX_HEADS, device=device),
+            _integers(batch, next_n, device=device),
+            _integers(batch, 141, device=device),
+            topk,
+            max_context=context,
+            workspace=workspace,
+        )
 
 
 def prefill(topk: int, workspace: torch.Tensor) -> None:

@@ -119,13 +119,15 @@ def warm_indexer(
         max_context: columns of decoded tokens' scores.
         max_keys: the most keys of a prefill's chunk.
         heads: of the indexer.
-        next_n: tokens that a request decodes at a time.
+        next_n: the most tokens that a request decodes at a time.
         workspace: the top-k's, see `topk_indices`.
 
     Returns:
         Forms that were called.
     """
-    called = _warm_logits(heads, sorted({1, next_n}), device)
+    # The kernel takes a power of two at a time; requests with fewer drafts than usual take fewer.
+    counts = [1 << power for power in range((next_n - 1).bit_length() + 1)]
+    called = _warm_logits(heads, counts, device)
     ends = torch.zeros(1, 1, dtype=torch.int32, device=device)
     for starts, longest in ((None, max_context), (ends[0], max_keys)):
         for width, chosen in topk_plans(device, max_rows, widths_up_to(longest)):

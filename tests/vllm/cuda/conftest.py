@@ -1,30 +1,19 @@
 """A vLLM that is built for CUDA, without CUDA: extensions stubbed, GPU faked, Triton interpreted.
 
-vLLM's own Triton kernels are interpreted too: it keeps Triton where CUDA_VISIBLE_DEVICES is empty.
+vLLM's own Triton kernels are interpreted too.
 """
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterator
-from types import ModuleType
 
 import pytest
 import torch
 
 from tests.kernel import conftest as _interpreter  # noqa: F401
+from tests.vllm.cuda import extensions
 
-os.environ |= {"CUDA_VISIBLE_DEVICES": "", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
-for _name in (
-    "vllm._C",
-    "vllm._C_stable_libtorch",
-    "vllm._moe_C",
-    "vllm._moe_C_stable_libtorch",
-    "vllm.vllm_flash_attn._vllm_fa2_C",
-    "vllm.vllm_flash_attn._vllm_fa3_C",
-):
-    sys.modules[_name] = ModuleType(_name)
+extensions.stub()
 
 import vllm  # noqa: E402
 import vllm.platforms  # noqa: E402
