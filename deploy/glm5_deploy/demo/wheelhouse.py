@@ -18,10 +18,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from glm5_deploy.config.locks import lock_path
-from glm5_deploy.demo.lock import LOCK, TORCH_VERSION, compose, names, normalised
+from glm5_deploy.demo.lock import LOCK, TORCH_VERSION, compose
 from glm5_deploy.demo.shims import write_shims
 from glm5_deploy.errors import Glm5Error
 from glm5_deploy.local_command import locked, run
+from glm5_deploy.locks.text import normalised, pins, read_lock
 from glm5_deploy.run.local import cache_folder
 
 TORCH_INDEX = "GLM5_TORCH_INDEX"
@@ -95,13 +96,14 @@ def _fill(base: Path, lock: Path, python: str, say: Say) -> None:
     if extra:
         _download_with_requirements(wheels, target, lock, extra)
     # Not what this call has downloaded: a call before it may have been interrupted.
-    (base / "lock.txt").write_text(compose(lock.read_text(), _unlocked(wheels, lock)))
-    (base / _COMPLETE).write_text(json.dumps({"torch": torch}))
+    text = compose(read_lock(lock), _unlocked(wheels, lock))
+    (base / "lock.txt").write_text(text, encoding="utf-8")
+    (base / _COMPLETE).write_text(json.dumps({"torch": torch}), encoding="utf-8")
 
 
 def _unlocked(wheels: Path, lock: Path) -> list[Path]:
     """The wheels that the lock does not name: torch, and what it needs."""
-    known = names(lock.read_text())
+    known = pins(read_lock(lock))
     return [each for each in wheels.iterdir() if normalised(each.name.split("-")[0]) not in known]
 
 

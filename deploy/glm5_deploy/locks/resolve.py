@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import re
+from collections.abc import Iterable
 
 from glm5_deploy.errors import Glm5Error, UsageError
 from glm5_deploy.local_command import LocalCommandError, run
@@ -31,13 +32,13 @@ def day(text: str) -> str:
     return found.isoformat()
 
 
-def resolve(recipe: Recipe, constraints: str = "") -> str:
+def resolve(recipe: Recipe, more: Iterable[str] = ()) -> str:
     """What uv prints: pins and hashes of wheels alone, for one platform and Python.
 
     Where packages come from is uv's own settings (``UV_INDEX`` and the like).
 
     Args:
-        constraints: lines ``name==version`` that the result must keep to.
+        more: options for uv, such as ``--constraint=FILE``.
 
     Raises:
         ResolveError: with uv's reasons.
@@ -53,8 +54,9 @@ def resolve(recipe: Recipe, constraints: str = "") -> str:
         "--no-annotate",
         "--no-header",
         "--quiet",
+        *more,
     ]
-    requirements = "".join(f"{line}\n" for line in (*recipe.requires, *constraints.split()))
+    requirements = "".join(f"{line}\n" for line in recipe.requires)
     try:
         return run(
             [find_uv_bin(), "pip", "compile", "-", *options],

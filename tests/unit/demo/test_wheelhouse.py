@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from glm5_deploy.demo import wheelhouse
-from glm5_deploy.demo.lock import names
+from glm5_deploy.locks.text import pins
 
 
 @pytest.fixture
@@ -31,5 +31,5 @@ def test_torch_of_an_interrupted_call_is_locked_too(tmp_path: Path, lock: Path) 
         (wheels / name).write_bytes(name.encode())
     shims = {"vllm", "torchvision", "torchaudio", "torchcodec", "triton"}
     wheelhouse._fill(tmp_path / "base", lock, "3.11", lambda _: None)
-    found = names((tmp_path / "base" / "lock.txt").read_text())
+    found = set(pins((tmp_path / "base" / "lock.txt").read_text()))
     assert found - shims == {"thing", "torch"}
