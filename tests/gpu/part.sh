@@ -4,8 +4,9 @@
 # ARGUMENTs go to the part's program. $OUT/PART.tar.gz gets what it wrote, also where it fails or its
 # SECONDS are over. CUDA_VISIBLE_DEVICES chooses a GPU. The parts:
 #   model        make the model of the parts host and host-tp2, in the background
-#   pytest       tests on the GPU; those of the doctor alone, last: they fill the GPU
-#   doctor       the latter alone
+#   kernels      tests on the GPU
+#   doctor       those of the doctor, alone: they fill the GPU
+#   pytest       both, one after the other
 #   warmup       of the former, whether a server compiles while it serves
 #   indexer      the indexer's benchmark; needs the GPU for itself
 #   parity       our attention and indexer against stock vLLM: the same answers
@@ -92,20 +93,24 @@ pytests() { # NAME ARGUMENT…
   tail -n 12 "$out/$name.txt"
   return $status
 }
+most() {
+  local workers=()
+  python3 -c 'import xdist' 2> /dev/null && workers=(-n 8)
+  pytests most "${workers[@]}" tests/gpu/test_warmup.py tests/gpu/test_indexer_ops.py \
+    tests/gpu/test_gguf_ops.py tests/gpu/test_gguf_loading.py "$@"
+}
 
 case $part in
   model)
     PYTHONPATH=$head/kernel:$site setsid nohup python3 tests/gpu/host/run.py --model-only --out "$out" \
       --site "$site" "$@" > "$out/said.txt" 2>&1 < /dev/null &
     ;;
+  kernels) most "$@" ;;
   pytest)
-    workers=()
-    python3 -c 'import xdist' 2> /dev/null && workers=(-n 8)
-    pytests most "${workers[@]}" tests/gpu/test_warmup.py tests/gpu/test_indexer_ops.py \
-      tests/gpu/test_gguf_ops.py tests/gpu/test_gguf_loading.py "$@"
-    most=$?
+    most "$@"
+    status=$?
     pytests doctor tests/gpu/test_doctor.py || exit
-    exit $most
+    exit $status
     ;;
   doctor) pytests doctor tests/gpu/test_doctor.py "$@" ;;
   warmup) pytests warmup tests/gpu/test_warmup.py "$@" ;;
