@@ -74,7 +74,8 @@ class SshHost:
     """One machine over one SSH connection, opened on first use and reopened when it broke between
     commands.
 
-    One thread works with a host; `close` may be called from any other and ends what is in flight.
+    Commands may come from several threads, as a lease is renewed while a job is followed; they
+    share the connection, and one of them opens it. `close` ends what is in flight.
 
     Args:
         name: in the inventory.
@@ -102,6 +103,7 @@ class SshHost:
         self._session: Session | None = None
         self._sftp: tuple[Session, paramiko.SFTPClient] | None = None
         self._round_trips = 0
+        self._connecting = threading.Lock()
         self._closing = threading.Event()
         self._closers: list[Callable[[], None]] = []
         self._reached = False
@@ -204,9 +206,8 @@ class SshHost:
 
         self._round_trips += 1
         if self._sftp is None or self._sftp[0] is not self._session or not self._sftp[0].alive:
-            channel = self._channel("session", None)
-            assert self._session is not None  # _channel opened it
-            self._sftp = (self._session, start(self._name, channel))
+            session, channel = self._channel("session", None)
+            self._sftp = (session, start(self._name, channel))
         return self._sftp[1]
 
     def rsync(
@@ -254,7 +255,7 @@ class SshHost:
 
         self._round_trips += 1
         try:
-            channel = self._channel("direct-tcpip", (address, port))
+            _, channel = self._channel("direct-tcpip", (address, port))
         except paramiko.ChannelException as error:
             if error.code == CONNECT_FAILED:
                 raise ConnectionRefusedError(
@@ -269,7 +270,7 @@ class SshHost:
     def close(self) -> None:
         """See `Host.close`."""
         self._closing.set()
-        self._drop()
+        self._drop(self._session)
         while self._closers:
             with contextlib.suppress(Exception):
                 self._closers.pop()()
@@ -327,10 +328,8 @@ class SshHost:
         wrapped = guarded(command, limit=timeout or 0, lifeline=stdin is None, start=start)
         if opening and wanted:
             wrapped = become(wrapped, wanted, opening.handshake)
-        channel = self._channel("session", None)
-        session = self._session
-        assert session is not None  # _channel opened it
-        self._exec(channel, wrapped)
+        session, channel = self._channel("session", None)
+        self._exec(session, channel, wrapped)
         who = (self._name, self.route.user, wanted or "root")
 
         def refused(wrong: bool) -> SudoRefusedError:
@@ -345,7 +344,7 @@ class SshHost:
             self._sudo_password,
             None if timeout is None else timeout + GRACE,
             refused,
-            lambda: self._broken(command),
+            lambda: self._broken(session, command),
         )
 
     def _opening(self, wanted: str | None) -> Opening | None:
@@ -356,7 +355,7 @@ class SshHost:
             return None
         return Opening(Handshake.draw(password=self._sudo_password is not None))
 
-    def _exec(self, channel: paramiko.Channel, wrapped: Command) -> None:
+    def _exec(self, session: Session, channel: paramiko.Channel, wrapped: Command) -> None:
         import paramiko
 
         try:
@@ -365,14 +364,12 @@ class SshHost:
             channel.settimeout(None)
         except (paramiko.SSHException, EOFError, OSError) as error:
             channel.close()
-            raise self._broken(wrapped) from error
+            raise self._broken(session, wrapped) from error
 
-    def _broken(self, command: Command) -> UnreachableError:
+    def _broken(self, session: Session, command: Command) -> UnreachableError:
         """For a command in flight: it may have been carried out, so it is not repeated."""
-        session, self._session = self._session, None
-        silent = session is not None and session.silent
-        if session is not None:
-            session.close()
+        silent = session.silent
+        self._drop(session)
         if self._closing.is_set():
             return UnreachableError(f"{self._name}: the connection was closed")
         why = "no answer for a while: the link is dead" if silent else "the connection broke"
@@ -398,9 +395,10 @@ class SshHost:
         kind: Literal["session", "direct-tcpip"],
         address: tuple[str, int] | None,
         until: float | None = None,
-    ) -> paramiko.Channel:
-        """Open a channel. A connection that broke while idle is replaced once: nothing has started
-        yet. Where MaxSessions is small, wait for another of our commands to end.
+    ) -> tuple[Session, paramiko.Channel]:
+        """Open a channel; gives the session that it belongs to as well. A connection that broke
+        while idle is replaced once: nothing has started yet. Where MaxSessions is small, wait for
+        another of our commands to end.
         """
         import paramiko
 
@@ -408,8 +406,9 @@ class SshHost:
         reused = self._session is not None
         session = self._connected()
         try:
-            return session.transport.open_channel(
-                kind, address, ("127.0.0.1", 0) if address else None, timeout=CHANNEL_TIMEOUT
+            source = ("127.0.0.1", 0) if address else None
+            return session, session.transport.open_channel(
+                kind, address, source, timeout=CHANNEL_TIMEOUT
             )
         except paramiko.ChannelException as error:
             if kind == "session" and error.code == CONNECT_FAILED and _now() < until:
@@ -423,7 +422,7 @@ class SshHost:
                 ) from error
             raise
         except (paramiko.SSHException, EOFError, OSError) as error:
-            self._drop()
+            self._drop(session)
             if reused and not self._closing.is_set():
                 return self._channel(kind, address, until)
             raise UnreachableError(
@@ -431,13 +430,18 @@ class SshHost:
             ) from error
 
     def _connected(self) -> Session:
-        if self._closing.is_set():
-            raise UnreachableError(f"{self._name}: the connection was closed")
-        if self._session is not None and not self._session.alive:
-            self._drop()
-        if self._session is None:
-            self._session = self._open()
-        return self._session
+        # `close` takes no lock: it ends the attempt that holds this one.
+        with self._connecting:
+            if self._closing.is_set():
+                raise UnreachableError(f"{self._name}: the connection was closed")
+            session = self._session
+            if session is None or not session.alive:
+                self._drop(session)
+                session = self._session = self._open()
+                if self._closing.is_set():
+                    self._drop(session)
+                    raise UnreachableError(f"{self._name}: the connection was closed")
+            return session
 
     def _open(self) -> Session:
         from glm5_deploy.hosts.session import Login, NotRetriedError, open_session
@@ -458,9 +462,6 @@ class SshHost:
             cancelled=self._closing,
         )
         self._reached = True
-        if self._closing.is_set():
-            session.close()
-            raise UnreachableError(f"{self._name}: the connection was closed")
         return session
 
     def _register(self, close: Callable[[], None]) -> None:
@@ -470,10 +471,13 @@ class SshHost:
             with contextlib.suppress(Exception):
                 close()
 
-    def _drop(self) -> None:
-        session, self._session = self._session, None
-        if session is not None:
-            session.close()
+    def _drop(self, session: Session | None) -> None:
+        """End a session, and forget it where no newer one has taken its place."""
+        if session is None:
+            return
+        if self._session is session:
+            self._session = None
+        session.close()
 
 
 def _now() -> float:
