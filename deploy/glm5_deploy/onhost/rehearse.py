@@ -97,7 +97,10 @@ def rehearse(words: list[str]) -> tuple[str, str]:
         import vllm.engine.arg_utils
         import vllm.entrypoints.cli.serve
     except ImportError as error:
-        return "skipped", f"vLLM cannot be asked: {error}"
+        top = (error.name or "").partition(".")[0]
+        absent = isinstance(error, ModuleNotFoundError) and top == "vllm"
+        # Of a vLLM that breaks on what it needs, the server would break too.
+        return "skipped" if absent else "failed", f"vLLM cannot be loaded: {error}"
     try:
         configure(parse(words))
     except RefusedError as error:
