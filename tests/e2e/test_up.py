@@ -69,7 +69,7 @@ def test_a_changed_argument_makes_a_release_on_the_same_venv(
     before, first = invocation(fresh_host), current(fresh_host)
     deployment.profile["serve"]["args"]["max-model-len"] = 256
     changed = run(cli, deployment, "up", "--json").json
-    assert stages(changed) == ["release create", "service switch"]
+    assert stages(changed) == ["release create", "release verify", "service switch"]
     assert current(fresh_host) != first
     assert invocation(fresh_host) != before
     assert len(fresh_host.exec(["ls", f"{ROOT}/venvs"]).stdout.split()) == 1
@@ -83,7 +83,9 @@ def test_a_changed_lock_makes_a_new_venv(
     run(cli, deployment, "up")
     deployment.lock("1.1")
     changed = run(cli, deployment, "up", "--json").json
-    assert stages(changed) == ["venv create", "release create", "service switch"]
+    assert stages(changed) == [
+        "venv create", "release create", "release verify", "service switch",
+    ]  # fmt: skip
     venvs = fresh_host.exec(["ls", f"{ROOT}/venvs"]).stdout.split()
     assert len(venvs) == 2
     unit = fresh_host.exec(["cat", f"{ROOT}/current/unit"]).stdout
@@ -129,7 +131,7 @@ def test_an_edited_unit_is_put_right(cli: Cli, deployment: Deployment, fresh_hos
     path = f"/etc/systemd/system/{UNIT}"
     fresh_host.exec(["sed", "-i", "s/^RestartSec=.*/RestartSec=1/", path])
     again = run(cli, deployment, "up", "--json").json
-    assert stages(again) == ["service switch"]
+    assert stages(again) == ["release verify", "service switch"]
     assert "RestartSec=30" in fresh_host.exec(["cat", path]).stdout
 
 
