@@ -77,7 +77,10 @@ PAGED_ARGUMENTS = [
 ]  # fmt: skip
 
 
-@triton.jit(do_not_specialize=PAGED_ARGUMENTS)
+# Lengths and tables may begin anywhere in those of a larger batch: nothing is compiled for it.
+@triton.jit(
+    do_not_specialize=PAGED_ARGUMENTS, do_not_specialize_on_alignment=["p_length", "p_table"]
+)
 def paged_kernel(
     p_q, p_kv, p_weight, p_length, p_table, p_out,
     n_requests, next_n, n_heads, n_blocks, n_pages, max_context, n_parts,
@@ -151,7 +154,9 @@ PREFILL_ARGUMENTS = [
 ]  # fmt: skip
 
 
-@triton.jit(do_not_specialize=PREFILL_ARGUMENTS)
+@triton.jit(
+    do_not_specialize=PREFILL_ARGUMENTS, do_not_specialize_on_alignment=["p_start", "p_end"]
+)
 def prefill_kernel(
     p_q, p_k, p_scale, p_weight, p_start, p_end, p_out,
     n_rows, n_keys, n_heads, s_q_token, s_q_head, s_k, s_weight, s_out,

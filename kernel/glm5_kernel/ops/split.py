@@ -353,8 +353,12 @@ def _attend(
     tl.store(p_lse + o_row, b_lse, mask=m_h)
 
 
-# No integer is specialised: a new batch, pool or table size must not compile anything.
-@triton.jit(do_not_specialize=INTEGERS)
+# No integer is specialised: a new batch, pool or table size must not compile anything. Nor does
+# what is read value by value depend on where it begins: a batch may be part of a larger one.
+@triton.jit(
+    do_not_specialize=INTEGERS,
+    do_not_specialize_on_alignment=["p_index", "p_length", "p_table", "p_request"],
+)
 def split_kernel(
     p_q,
     p_q_rope,

@@ -535,7 +535,7 @@ ARGUMENTS = [
 ]  # fmt: skip
 
 
-@triton.jit(do_not_specialize=ARGUMENTS)
+@triton.jit(do_not_specialize=ARGUMENTS, do_not_specialize_on_alignment=["p_start", "p_end"])
 def topk_kernel(
     p_logits, p_start, p_end, p_out, p_counter, p_value, p_index,
     n_rows, n_columns, next_n, k, n_parts, s_row, s_out, s_end, s_end_next, s_list,
