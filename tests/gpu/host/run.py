@@ -266,7 +266,8 @@ def look(session: Session) -> None:
 def explain(session: Session, inventory: Path) -> None:
     """A server that refuses its arguments: `up` goes back and says why.
 
-    The host serves nothing before, so nothing is loaded again.
+    Before a switch `up` has vLLM read the arguments only where a server runs, and none does now. The
+    release that it goes back to is started, though it was down.
     """
     from tests.gpu.host.inventory import NAME
     from tests.gpu.host.walk import Step, Walk, WalkError
@@ -276,6 +277,7 @@ def explain(session: Session, inventory: Path) -> None:
         walk.run([
             Step("refused", ("up",), WRONG_PARSER, exit_code=4),
             Step("explained", ("logs", "--explain", "-n", "1000"), WRONG_PARSER),
+            Step("down", ("down", "--yes"), WRONG_PARSER),
         ])  # fmt: skip
     except WalkError as error:
         session.problems.append(f"explain: {error}")
