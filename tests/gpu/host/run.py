@@ -266,8 +266,8 @@ def look(session: Session) -> None:
 def explain(session: Session, inventory: Path) -> None:
     """A server that refuses its arguments: `up` goes back and says why.
 
-    Before a switch `up` has vLLM read the arguments only where a server runs, and none does now. The
-    release that it goes back to is started, though it was down.
+    Before a switch `up` has vLLM read the arguments only where a server runs, and none does now.
+    The release that it goes back to is started, though it was down.
     """
     from tests.gpu.host.inventory import NAME
     from tests.gpu.host.walk import Step, Walk, WalkError
