@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -87,3 +88,30 @@ def test_results_of_another_run_are_kept(tmp_path: Path) -> None:
     assert found["cases"] == {"q8_0": {"bound": 4}}
     assert "failed" not in found
     assert run.document([], None)["cases"] == {}
+
+
+OURS = "glm5_kernel: attention=TRITON_MLA_SPARSE kv=bf16 indexer=triton\n"
+STOCK_DRAFT = "Using FLASHMLA_SPARSE attention backend out of potential backends: ['X']\n"
+    "Using FLASHMLA_SPARSE attention backend out of potential backends: ['FLASHMLA_SPARSE']\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("said", "wrong"),
+    [
+        (OURS, None),
+        (f"{OURS}Using AttentionBackendEnum.CUSTOM backend.\n{OURS}", None),
+        (f"{OURS}{STOCK_DRAFT}", "FLASHMLA_SPARSE serves, too"),
+        (STOCK_DRAFT, r"served by \['FLASHMLA_SPARSE'\]"),
+    ],
+)
+def test_a_draft_that_stock_attention_serves_fails(
+    said: str, wrong: str | None, tmp_path: Path
+) -> None:
+    case = cases.ALL["q8_0-mtp"]
+    log = tmp_path / "log"
+    log.write_text(f"glm5_kernel: loading shard 1 of 2\n{said}")
+    with log.open("rb") as file:
+        server = run.servers.Server(case.name, "", None, log, file, 0.0)  # type: ignore[arg-type]
+        with pytest.raises(run.servers.ServerError, match=wrong) if wrong else nullcontext():
+            run.checked(case, server)
