@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import ssl
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
@@ -85,7 +84,6 @@ class ChannelBackend(httpcore.NetworkBackend):
 
     def __init__(self, dial: Dial) -> None:
         self._dial = dial
-        self._one_at_a_time = threading.Lock()  # a host is opened and reopened by one thread
 
     def connect_tcp(
         self,
@@ -96,8 +94,7 @@ class ChannelBackend(httpcore.NetworkBackend):
         socket_options: Iterable[Any] | None = None,  # noqa: ARG002
     ) -> httpcore.NetworkStream:
         try:
-            with self._one_at_a_time:
-                return ChannelStream(self._dial(host, port))
+            return ChannelStream(self._dial(host, port))
         except TimeoutError as error:
             raise httpcore.ConnectTimeout(str(error)) from error
         except (OSError, EOFError) as error:
