@@ -7,13 +7,16 @@ ones, as are the arguments that vLLM derives for our warm-up.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
 import random
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -62,9 +65,13 @@ def _nothing(*_: object, **__: object) -> None: ...
 
 
 def _unpinned(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Integers that a kernel would have written are 0: torch looks tokens up by them."""
+
     @functools.wraps(make)
     def unpinned(*given: Any, pin_memory: bool = False, **more: Any) -> Tensor:  # noqa: ANN401, ARG001
-        return make(*given, **more)
+        made = make(*given, **more)
+        unknown = "empty" in make.__name__ and made.dtype in (torch.int32, torch.int64)
+        return made.zero_() if unknown else made
 
     return unpinned
 
@@ -79,7 +86,9 @@ def _without_cuda() -> None:
         setattr(torch.accelerator, name, _nothing)
     torch.accelerator.max_memory_allocated = lambda *_: 0
     torch.cuda.synchronize = _nothing
-    for name in ("empty", "zeros", "ones", "full", "tensor"):
+    torch.cuda.current_stream = Nothing
+    torch.cuda.stream = lambda _: contextlib.nullcontext()
+    for name in ("empty", "empty_like", "zeros", "ones", "full", "tensor"):
         setattr(torch, name, _unpinned(getattr(torch, name)))
     for name in (
         "cutlass_scaled_mm_supports_fp8",
@@ -91,6 +100,10 @@ def _without_cuda() -> None:
 
 
 _without_cuda()
+# It needs many more of the extensions' operations, and nothing is compiled.
+_compiler: Any = ModuleType("vllm.compilation.backends")
+_compiler.set_model_tag = contextlib.nullcontext
+sys.modules[_compiler.__name__] = _compiler
 _library = torch.library.Library("_C", "FRAGMENT")
 _library.define("silu_and_mul(Tensor! out, Tensor x) -> ()")
 _library.define(
@@ -186,19 +199,19 @@ def _accept(metadata: Any, *_: object) -> SamplerOutput:  # noqa: ANN401
 
 
 def configuration(setup: Setup, folder: Path) -> VllmConfig:
-    """As `vllm serve` makes it, for two layers that share an indexer."""
+    """As `vllm serve` makes it, for two layers that share an indexer, and one for drafts."""
     model = small.config(setup.topk, 2) | {
         "hidden_size": 128, "intermediate_size": 64, "q_lora_rank": 64, "vocab_size": 256,
-        "first_k_dense_replace": 2, "index_topk_pattern": "FS", "indexer_types": ["full", "shared"],
+        "first_k_dense_replace": 3, "num_nextn_predict_layers": 1, "index_topk_pattern": "FSF",
+        "indexer_types": ["full", "shared", "full"],
         "num_attention_heads": setup.heads, "num_key_value_heads": setup.heads,
         "max_position_embeddings": setup.room,
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(model))
-    drafts = {
-        "method": "custom_class",
-        "model": DRAFTS,
-        "num_speculative_tokens": setup.drafts,
-    }
+    made = {"method": "custom_class", "model": DRAFTS}
+    if setup.mtp:
+        made = {"method": "mtp", "attention_backend": "CUSTOM"}
+    drafts = made | {"num_speculative_tokens": setup.drafts}
     native = {"rms_norm": ["native"], "fused_add_rms_norm": ["native"]}
     return EngineArgs(
         model=str(folder), load_format="dummy", skip_tokenizer_init=True, dtype=setup.dtype,
@@ -294,7 +307,6 @@ def _request(prompt: Prompt, name: int) -> Request:
 
 def serve(arch: str, setups: list[Setup]) -> list[Served]:
     """Start and use a server of each setup, one after the other."""
-    random.seed(0)
     GpuOnTheCpu.choose(*GPUS[arch][:2])
     forms: set[Form] = set()
     stand_in(arch, forms)
@@ -309,6 +321,7 @@ def _serve(setup: Setup, folder: Path, forms: set[Form]) -> Served:
     os.environ["VLLM_SPARSE_INDEXER_MAX_LOGITS_MB"] = str(setup.logits_mb)
     for kept in (warming._done, op._decoded, op._workspaces, forms, _met):
         kept.clear()
+    random.seed(0)
     config = configuration(setup, folder)
     with set_current_vllm_config(config):
         ensure_model_parallel_initialized(1, 1)

@@ -12,6 +12,7 @@ class Setup:
     Args:
         kv: `--kv-cache-dtype`.
         drafts: most tokens that a request is given to verify at a time.
+        mtp: whether they come from the model's own layer, always as many; else from anywhere.
         graphs: whether decoded batches are padded to sizes of CUDA graphs.
         invariant: VLLM_BATCH_INVARIANT.
         mqa: whether short prefills reach our kernel, too.
@@ -25,6 +26,7 @@ class Setup:
     kv: str = "auto"
     topk: int = 2048
     drafts: int = 0
+    mtp: bool = False
     graphs: bool = False
     invariant: bool = False
     mqa: bool = False

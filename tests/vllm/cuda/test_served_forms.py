@@ -26,6 +26,8 @@ MORE_OF_SM120 = {
     Setup(dtype="float16", drafts=3): {"prefill", "decode 1", "mixed"},
     Setup(kv=FP8, invariant=True, graphs=True): {"graph", "decode 1", "mixed"},
     Setup(heads=64, topk=512, longest=3000): {"prefill", "decode 1", "mixed"},
+    Setup(drafts=1, mtp=True, graphs=True): {"graph", "decode 1", "decode 2", "mixed"},
+    Setup(drafts=3, mtp=True, kv=FP8): {"prefill", "decode 1", "mixed"},
 }
 SM90 = {
     Setup(kv=FP8, drafts=1, logits_mb=64, longest=80_000): {"slice", "decode 2", "mixed"},
@@ -36,6 +38,7 @@ SM90 = {
 SM100 = {
     Setup(drafts=3): {"decode 2", "decode 3", "decode 4", "mixed"},
     Setup(kv=FP8, graphs=True, drafts=5, logits_mb=1): {"graph", "slice", "mixed"},
+    Setup(drafts=3, mtp=True, dtype="float16"): {"decode 1", "decode 4", "mixed"},
 }
 
 
