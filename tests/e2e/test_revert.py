@@ -94,6 +94,23 @@ def test_a_bad_first_release_is_stopped_and_disabled(
     assert outcome(up(cli, deployment))["status"] == "changed"
 
 
+def test_a_server_that_was_down_is_down_after_a_bad_release(
+    cli: Cli, deployment: Deployment, fresh_host: BedHost
+) -> None:
+    up(cli, deployment)
+    good = current(fresh_host)
+    cli("down", "-i", deployment.write(), "--yes", env=deployment.environment, expect=0)
+    fault(deployment, "oom")
+    failed = outcome(up(cli, deployment, expect=4))
+    assert failed["status"] == "reverted"
+    assert f"back on {good}: stopped and disabled, as before" in failed["error"]["message"]
+    assert current(fresh_host) == good
+    state = show(fresh_host, "ActiveState", "UnitFileState")
+    assert state == {"ActiveState": "inactive", "UnitFileState": "disabled"}
+    del deployment.profile["serve"]["args"]["fault"]
+    assert outcome(up(cli, deployment))["status"] == "changed"
+
+
 def killed_while_waiting(cli: Cli, deployment: Deployment, host: BedHost) -> None:
     """Start an `up` whose server never listens, and kill -9 it once the switch is pending."""
     fault(deployment, "never-listens")

@@ -11,13 +11,16 @@ from typing import Any, Literal, get_args
 
 Severity = Literal["error", "warning", "symptom"]
 
+_START = re.compile(r"Initializing a V\d+ LLM engine")
+"""vLLM's first line of an engine."""
+
 
 @dataclass(frozen=True)
 class Failure:
     """One row of the table.
 
     Args:
-        after: counts only once an earlier line has matched this.
+        after: counts only once an earlier line of the same start has matched this.
         severity: a cause, something that may hurt later, or what follows from a cause.
     """
 
@@ -123,6 +126,8 @@ class Explainer:
         return row.pattern.search(line) is not None
 
     def _remember(self, line: str) -> None:
+        if _START.search(line):
+            self._seen_before.clear()
         for row in known_failures():
             if row.after is not None and row.after.search(line):
                 self._seen_before.add(row.name)

@@ -181,6 +181,29 @@ def activate(root: Path, release: str, unit: str) -> bool:
     return reloaded
 
 
+def is_down(unit: str) -> bool:
+    """Whether somebody stopped and disabled a service: a failed start must not bring it back."""
+    return not any(
+        systemctl(word, "--quiet", unit, check=False) for word in ("is-active", "is-enabled")
+    )
+
+
+def put_down(root: Path, release: str | None, unit: str) -> None:
+    """Stop and disable a service; its unit, and what is current, are those of an earlier release,
+    where there is one.
+    """
+    systemctl("disable", "--quiet", "--now", unit, check=False)
+    systemctl("reset-failed", unit, check=False)
+    if release is None:
+        link(root / "current", None)
+        return
+    earlier = unit_of(root, release, unit)
+    if earlier != unit:
+        retire(unit)
+    link(root / "current", Path("releases") / release)
+    install_unit(root / "releases" / release, earlier)
+
+
 def current_release(root: Path) -> str | None:
     """The id that ``current`` points to, or None."""
     path = root / "current"
@@ -226,11 +249,13 @@ def switch(root: Path, state: Path, order: dict[str, Any]) -> dict[str, object]:
     """Note the switch as pending, then carry it out.
 
     A switch that replaces another pending one keeps the release that was last confirmed as the one
-    to go back to.
+    to go back to, and whether that had been taken down.
     """
     pending = read_pending(state)
     before = pending["previous"] if pending else current_release(root)
-    note = {**order, "previous": before, **due(order["confirm_within"])}
+    served = unit_of(root, before, order["unit"])
+    down = pending.get("down", False) if pending else is_down(served)
+    note = {**order, "previous": before, "down": down, **due(order["confirm_within"])}
     (state / "reverted.json").unlink(missing_ok=True)
     write(state / "pending.json", json.dumps(note))
     systemctl("start", "--no-block", timer_of(order["unit"]), check=False)
@@ -269,8 +294,8 @@ def confirm(root: Path, state: Path, release: str) -> dict[str, object]:
 
 
 def revert(root: Path, state: Path, release: str, reason: str) -> dict[str, object]:
-    """Go back to the release that was last confirmed, or to stopped and disabled where there was
-    none. A switch to another release than this is somebody else's and left alone.
+    """Go back to the release that was last confirmed, stopped and disabled where it had been taken
+    down or there was none. A switch to another release than this is somebody else's and left alone.
     """
     pending = read_pending(state)
     if pending is None or pending["release"] != release:
@@ -280,10 +305,9 @@ def revert(root: Path, state: Path, release: str, reason: str) -> dict[str, obje
     if previous is not None and not (root / "releases" / previous / "unit").is_file():
         reason = f"{reason}; release {previous} is damaged: stopped and disabled instead"
         previous = None
-    if previous is None:
-        systemctl("disable", "--quiet", "--now", unit, check=False)
-        systemctl("reset-failed", unit, check=False)
-        link(root / "current", None)
+    down = previous is None or bool(pending.get("down"))
+    if down:
+        put_down(root, previous, unit)
     elif untouched(root, pending):
         systemctl("start", "--no-block", unit_of(root, previous, unit))
     else:
@@ -293,6 +317,7 @@ def revert(root: Path, state: Path, release: str, reason: str) -> dict[str, obje
     done = {
         "reverted": pending["release"],
         "previous": previous,
+        "down": down,
         "reason": reason,
         "at": time.time(),
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from glm5_deploy.config.models import Target
 from glm5_deploy.errors import Glm5Error, RevertedError, RevertFailedError, UnreachableError
@@ -129,7 +130,8 @@ class Transaction:
         if done["reverted"] is None:
             raise RevertedError(f"{cause}\n{_somebody_else(done)}", hint) from cause
         previous = done.get("previous")
-        back = self._await(previous) if previous else "stopped and disabled, as before"
+        stopped = previous is None or done.get("down")
+        back = "stopped and disabled, as before" if stopped else self._await(previous)
         where = f"back on {previous}: {back}" if previous else back
         raise RevertedError(f"{cause}\nreverted: {where}", hint) from cause
 
@@ -147,16 +149,17 @@ class Transaction:
         return "it answers again"
 
 
-def _taken_back(done: dict[str, str | None]) -> str:
+def _taken_back(done: dict[str, Any]) -> str:
     """What became of the switch that was interrupted."""
     if done["reverted"] is None:
         return ""
     previous = done.get("previous")
-    back = f"{previous} starts again" if previous else "the server is stopped, as before"
+    stopped = previous is None or done.get("down")
+    back = "the server is stopped, as before" if stopped else f"{previous} starts again"
     return f": the switch to {done['reverted']} was taken back; {back}"
 
 
-def _somebody_else(done: dict[str, str | None]) -> str:
+def _somebody_else(done: dict[str, Any]) -> str:
     """What to say where our switch was not the pending one any more."""
     if done["pending"]:
         return f"another run switched to {done['pending']} meanwhile: that was left alone"

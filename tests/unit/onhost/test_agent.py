@@ -15,13 +15,18 @@ DAY = 86400.0
 
 
 class Systemd:
-    """Notes commands; everything is enabled, nothing is a running job."""
+    """Notes commands; everything is enabled and active unless it is `down`, nothing is a running
+    job.
+    """
 
     def __init__(self) -> None:
         self.said: list[str] = []
+        self.down = False
 
     def __call__(self, *words: str, check: bool = True) -> bool:  # noqa: ARG002
         self.said.append(" ".join(word for word in words if word != "--quiet"))
+        if words[0] in {"is-active", "is-enabled"} and self.down:
+            return False
         return not any(word.startswith("glm5-job-") for word in words)
 
 
@@ -172,6 +177,30 @@ def test_a_damaged_previous_release_is_no_way_back(root: Path, systemd: Systemd)
     assert "one is damaged" in str(done["reason"])
     assert "disable --now glm5-a.service" in systemd.said
     assert agent.current_release(root) is None
+    assert pending(root) is None
+
+
+@pytest.mark.parametrize("service", ["glm5-a", "glm5-b"])
+def test_what_was_down_is_down_after_a_revert(
+    root: Path, systemd: Systemd, tmp_path: Path, service: str
+) -> None:
+    release(root, "one")
+    for name in ("two", "three"):
+        release(root, name, service)
+    confirmed(root, "one")
+    systemd.down = True
+    switch(root, "two", service)
+    systemd.down = False
+    switch(root, "three", service)  # replaces it, and knows what was before
+    systemd.said.clear()
+    done = agent.revert(root, root / "state", "three", "it failed")
+    assert (done["previous"], done["down"]) == ("one", True)
+    assert f"disable --now {service}.service" in systemd.said
+    assert not any(said.startswith(("start", "restart", "enable")) for said in systemd.said)
+    assert agent.current_release(root) == "one"
+    (unit,) = (tmp_path / "units").iterdir()
+    assert unit.name == "glm5-a.service"
+    assert "# one" in unit.read_text()
     assert pending(root) is None
 
 
