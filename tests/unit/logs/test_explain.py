@@ -46,7 +46,7 @@ def test_lines_of_workers_are_explained_too(prefix: str) -> None:
 
 
 def test_what_an_earlier_start_said_counts_for_it_alone() -> None:
-    start = "(EngineCore pid=2) INFO [core.py:97] Initializing a V1 LLM engine (v0.26.0) with config"
+    start = "(EngineCore pid=2) INFO [core.py:97] Initializing a V1 LLM engine (v0.26.0)"
     memory = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
     names = [each.name for each in explain(["Capturing CUDA graphs: 0%", start, memory])]
     assert names == ["gpu-out-of-memory"]
