@@ -11,6 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
+from tests.gpu.serve import cases, model
 from tests.vllm.cuda.setups import Served, Setup
 
 pytestmark = pytest.mark.primary
@@ -42,6 +43,25 @@ SM100 = {
 }
 
 
+def on_the_gpu(case: cases.Case) -> Setup:
+    """As the run on a GPU serves the case (`tests/gpu/serve`), where a new form is an error."""
+    return Setup(
+        heads=model.HEADS,
+        dtype="float16" if case.kv == "fp16" else "bfloat16",
+        kv=cases.KV[case.kv],
+        topk=case.topk,
+        drafts=case.drafts,
+        graphs=case.graphs,
+        invariant=case.invariant,
+        mqa=case.mqa,
+        chunk=case.chunk,
+        longest=model.POSITIONS - 200,
+    )
+
+
+PARITY = {on_the_gpu(case): {"decode 1", "mixed"} for case in cases.PARTS["ours"]}
+
+
 def served(arch: str, setups: list[Setup]) -> list[Served]:
     """In the process of its own."""
     from tests.vllm.cuda import engine
@@ -55,6 +75,7 @@ def served(arch: str, setups: list[Setup]) -> list[Served]:
         ("sm120", SM120),
         pytest.param("sm120", MORE_OF_SM120, marks=pytest.mark.slow),
         pytest.param("sm90", SM90, marks=pytest.mark.slow),
+        pytest.param("sm90", PARITY, marks=pytest.mark.slow),
         pytest.param("sm89", SM120, marks=pytest.mark.slow),
         pytest.param("sm100", SM100, marks=pytest.mark.slow),
     ],
