@@ -15,10 +15,9 @@ from glm5_deploy.hosts.host import Host
 from glm5_deploy.hosts.sandbox import sandboxed
 from glm5_deploy.report.outcome import Check
 
-LIMIT = 300
-"""Seconds that it may take: vLLM is imported, from a cold disk perhaps."""
-
 NAME = "arguments"
+_MARK = "REHEARSAL "
+_SKIP = "limits.rehearsal: 0 in the profile leaves this question out"
 _LINES = 12
 
 
@@ -28,15 +27,16 @@ def rehearsal_command(
     words: Iterable[str],
     unit: str,
     options: list[str],
+    limit: int,
 ) -> Command:
     """The rehearsal in the sandbox of the service.
 
     Args:
         words: from ``serve`` on.
-        unit, options: see `hosts.sandbox`.
+        unit, options, limit: see `hosts.sandbox`.
     """
     return sandboxed(
-        python, program, "--", *words, unit=unit, options=options, purpose=NAME, limit=LIMIT
+        python, program, "--", *words, unit=unit, options=options, purpose=NAME, limit=limit
     )
 
 
@@ -55,21 +55,23 @@ def run_rehearsal(host: Host, command: Command, limit: int, known: Iterable[str]
         said = "\n".join(lines[-_LINES:]) or "nothing was said"
         raise CommandFailedError(
             f"{host.name}: vLLM gave no answer about its arguments"
-            f" (status {result.returncode}): {said}"
+            f" (status {result.returncode}): {said}",
+            f"mend what it says, or raise limits.rehearsal ({limit} s) where it was ended for it; "
+            f"{_SKIP}",
         )
     if check.status == "failed":
         raise PreflightError(
             f"{host.name}: vLLM refuses to serve this; nothing was switched\n{_indented(check)}",
-            check.hint,
+            check.hint or f"mend what it says; where vLLM is wrong, {_SKIP}",
         )
     return check
 
 
 def parse_answer(output: str, known: Iterable[str]) -> Check | None:
-    """Its last line as a row, or None where there is no such line."""
-    lines = output.strip().splitlines()
+    """The program's answer among what vLLM says, as a row; None where there is none."""
+    lines = [line for line in output.splitlines() if line.startswith(_MARK)]
     try:
-        answer = json.loads(lines[-1])
+        answer = json.loads(lines[-1].removeprefix(_MARK))
         status, detail = answer["status"], str(answer["detail"])
     except (IndexError, KeyError, TypeError, ValueError):
         return None

@@ -337,6 +337,11 @@ class Limits(Model):
         gt=0,
         description="Bringing the model's files by source_host or fetch, and reading them all.",
     )
+    rehearsal: int = Field(
+        default=300,
+        ge=0,
+        description="vLLM reading its arguments before a running server is stopped; 0: not asked.",
+    )
 
 
 class Unit(Model):

@@ -6,7 +6,7 @@ Runs on the interpreter of the environment that will serve, before the server is
 what vLLM would refuse after that (an unknown option, a wrong value, a context that the model does
 not have, files that it cannot read) is found while the earlier one still answers.
 
-The last line of standard output is JSON: "status" (passed, failed, skipped) and "detail".
+One line of standard output is ``REHEARSAL`` and JSON: "status" (passed, failed, skipped), "detail".
 Exit status 0 whenever there is such a line.
 """
 
@@ -18,6 +18,7 @@ import difflib
 import importlib
 import io
 import json
+import os
 import sys
 import traceback
 from typing import Any
@@ -113,8 +114,10 @@ def rehearse(words: list[str]) -> tuple[str, str]:
 
 def main() -> None:
     status, detail = rehearse(sys.argv[2:])
-    sys.stdout.flush()
-    print(f"\n{json.dumps({'status': status, 'detail': detail})}")
+    print(f"\nREHEARSAL {json.dumps({'status': status, 'detail': detail})}", flush=True)
+    sys.stderr.flush()
+    # Threads that vLLM may have begun are not waited for.
+    os._exit(0)
 
 
 if __name__ == "__main__":

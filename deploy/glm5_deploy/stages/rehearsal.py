@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from glm5_deploy.config.serving import runs_vllm
 from glm5_deploy.hosts.sandbox import variables_of
-from glm5_deploy.rehearsal import LIMIT, rehearsal_command
+from glm5_deploy.rehearsal import rehearsal_command
 from glm5_deploy.stages.arguments import engine_words
 from glm5_deploy.stages.change import Change, Rehearse
 from glm5_deploy.stages.desired import Desired, interpreter
@@ -12,9 +12,12 @@ from glm5_deploy.stages.release import STAGE
 
 
 def plan(desired: Desired) -> list[Change]:
-    """One change where the engine is ``vllm serve`` in an environment of ours, else none."""
+    """One change where the engine is ``vllm serve`` in an environment of ours, and the profile does
+    not leave it out; else none.
+    """
     profile, venv = desired.target.profile, desired.venv
-    if venv is None or not runs_vllm(profile):
+    limit = profile.limits.rehearsal
+    if venv is None or limit == 0 or not runs_vllm(profile):
         return []
     paths, release = desired.paths, desired.release
     folder = paths.venv(venv.identifier)
@@ -28,6 +31,7 @@ def plan(desired: Desired) -> list[Change]:
             *variables_of(paths.release(release.identifier) / "environment"),
             *("-p", f"WorkingDirectory=/var/lib/{profile.unit_name.removesuffix('.service')}"),
         ],
+        limit,
     )
-    step = Rehearse(command, LIMIT, tuple(profile.serve.options))
+    step = Rehearse(command, limit, tuple(profile.serve.options))
     return [Change(STAGE, "verify", "arguments", "vLLM reads them on this host", (step,))]

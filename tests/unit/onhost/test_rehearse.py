@@ -24,8 +24,15 @@ def rehearsed(folder: Path, files: dict[str, str]) -> tuple[str, str]:
         capture_output=True, text=True, check=True, cwd=folder,
         env={**os.environ, "PYTHONPATH": str(folder)},
     )  # fmt: skip
-    answer = json.loads(done.stdout.splitlines()[-1])
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("REHEARSAL ")]
+    answer = json.loads(line.removeprefix("REHEARSAL "))
     return answer["status"], answer["detail"]
+
+
+def test_what_vllm_has_begun_is_not_waited_for(tmp_path: Path) -> None:
+    thread = "import threading, time; threading.Thread(target=time.sleep, args=(3600,)).start()"
+    status, _ = rehearsed(tmp_path, {"vllm/__init__.py": f"{thread}\n__version__ = '0.1'"})
+    assert status == "skipped"
 
 
 @pytest.mark.parametrize("files", [{}, {"vllm/__init__.py": "__version__ = '0.1'"}])

@@ -59,6 +59,12 @@ def test_not_of_another_engine(wanted: Callable[..., Desired], command: list[str
     assert rehearsals(new, changed(complete(new), current="older")) == []
 
 
+def test_not_where_the_profile_leaves_it_out(wanted: Callable[..., Desired]) -> None:
+    new = wanted(limits={"rehearsal": 0})
+    assert rehearsals(new, changed(complete(new), current="older")) == []
+    assert new.release.identifier == wanted().release.identifier
+
+
 def test_it_is_asked_as_the_server_would_be(wanted: Callable[..., Desired]) -> None:
     new = wanted(serve={"args": {"max_model_len": 4096, "note": "a $HOME b"}})
     (change,) = rehearsals(new, changed(complete(new), current="older"))
@@ -96,7 +102,8 @@ def _command() -> Any:  # noqa: ANN401
 
 
 def answer(status: str, detail: str) -> str:
-    return f"INFO vLLM says hello\n\n{json.dumps({'status': status, 'detail': detail})}\n"
+    said = json.dumps({"status": status, "detail": detail})
+    return f"INFO vLLM says hello\n\nREHEARSAL {said}\nand goodbye\n"
 
 
 @pytest.mark.parametrize("status", ["passed", "skipped"])
@@ -111,14 +118,14 @@ def test_it_goes_on(status: str) -> None:
         ("unrecognized arguments: --max-model-len x", "serve.args.max-model-len"),
         ("User-specified max_model_len (9) is greater than --max-model-len", "max-model-len"),
         ("No valid attention backend found for cuda with", "engine.kernel"),
-        ("something new", None),
+        ("something new", "limits.rehearsal: 0"),
     ],
 )
-def test_a_refusal_ends_the_run(detail: str, hint: str | None) -> None:
+def test_a_refusal_ends_the_run(detail: str, hint: str) -> None:
     with pytest.raises(PreflightError, match="nothing was switched") as caught:
         carry_out(answer("failed", detail))
     assert f"\n    {detail}" in caught.value.message
-    assert caught.value.hint is None if hint is None else hint in (caught.value.hint or "")
+    assert hint in (caught.value.hint or "")
 
 
 def test_a_long_refusal_is_cut() -> None:
@@ -127,7 +134,10 @@ def test_a_long_refusal_is_cut() -> None:
     assert caught.value.message.endswith("    line 11\n    …")
 
 
-@pytest.mark.parametrize("output", ["", "[1]", '{"status": "fine", "detail": ""}', "Killed"])
+@pytest.mark.parametrize(
+    "output",
+    ["", "REHEARSAL [1]", 'REHEARSAL {"status": "fine", "detail": ""}', "REHEARSAL", "Killed"],
+)
 def test_no_answer_is_a_failure(output: str) -> None:
     assert parse_answer(output, ()) is None
     with pytest.raises(CommandFailedError, match=r"status 137\): it ran out of memory"):
