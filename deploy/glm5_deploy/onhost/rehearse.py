@@ -95,21 +95,28 @@ def rehearse(words: list[str]) -> tuple[str, str]:
     """Status and detail."""
     try:
         import vllm
-        import vllm.engine.arg_utils
-        import vllm.entrypoints.cli.serve
-    except ImportError as error:
-        top = (error.name or "").partition(".")[0]
-        absent = isinstance(error, ModuleNotFoundError) and top == "vllm"
-        # Of a vLLM that breaks on what it needs, the server would break too.
-        return "skipped" if absent else "failed", f"vLLM cannot be loaded: {error}"
-    try:
+
         configure(parse(words))
     except RefusedError as error:
         return "failed", str(error)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         traceback.print_exc()
-        return "failed", str(error.args[0] if len(error.args) == 1 else error)
+        said = str(error.args[0] if len(error.args) == 1 else error) or type(error).__name__
+        if asked_wrongly(error):
+            return "skipped", f"this vLLM cannot be asked: {said}"
+        if "vllm.entrypoints.cli.serve" not in sys.modules:
+            # The server would break on it, too.
+            said = f"vLLM cannot be loaded: {said}"
+        return "failed", said
     return "passed", f"vLLM {vllm.__version__} takes them"
+
+
+def asked_wrongly(error: BaseException) -> bool:
+    """Whether a line of this file raised it, not one of vLLM's: there is no vLLM, or its parts have
+    other names or take other arguments in this release, which says nothing of the words.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and frames[-1].filename == asked_wrongly.__code__.co_filename
 
 
 def main() -> None:

@@ -35,13 +35,76 @@ def test_what_vllm_has_begun_is_not_waited_for(tmp_path: Path) -> None:
     assert status == "skipped"
 
 
-@pytest.mark.parametrize("files", [{}, {"vllm/__init__.py": "__version__ = '0.1'"}])
+VLLM = {
+    "vllm/__init__.py": "__version__ = '0.1'",
+    "vllm/entrypoints/__init__.py": "",
+    "vllm/entrypoints/cli/__init__.py": "",
+    "vllm/entrypoints/cli/serve.py": """
+class ServeSubcommand:
+    def subparser_init(self, parsers):
+        parser = parsers.add_parser("serve")
+        parser.add_argument("model_tag")
+        return parser
+
+    def validate(self, arguments):
+        arguments.tool_parser_plugin = arguments.reasoning_parser_plugin = None
+""",
+    "vllm/utils/__init__.py": "",
+    "vllm/utils/argparse_utils.py": "from argparse import ArgumentParser as FlexibleArgumentParser",
+    "vllm/usage/__init__.py": "",
+    "vllm/usage/usage_lib.py": "class UsageContext: OPENAI_API_SERVER = 1",
+    "vllm/engine/__init__.py": "",
+    "vllm/engine/arg_utils.py": """
+class AsyncEngineArgs:
+    @classmethod
+    def from_cli_args(cls, arguments):
+        assert arguments.model == "/models/tiny"
+        return cls()
+
+    def create_engine_config(self, usage_context):
+        pass
+""",
+}
+"""As much of it as is asked."""
+
+
+def test_a_vllm_that_takes_them(tmp_path: Path) -> None:
+    assert rehearsed(tmp_path, VLLM) == ("passed", "vLLM 0.1 takes them")
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({}, "No module named 'vllm'"),
+        ({"vllm/__init__.py": "__version__ = '0.1'"}, "No module named 'vllm.entrypoints'"),
+        ({**VLLM, "vllm/utils/argparse_utils.py": ""}, "cannot import name"),
+        ({**VLLM, "vllm/usage/usage_lib.py": "class UsageContext: pass"}, "OPENAI_API_SERVER"),
+        (
+            {**VLLM, "vllm/entrypoints/cli/serve.py": "class ServeSubcommand: pass"},
+            "has no attribute 'subparser_init'",
+        ),
+        (
+            {**VLLM, "vllm/engine/arg_utils.py": VLLM["vllm/engine/arg_utils.py"].replace(
+                "(self, usage_context)", "(self)"
+            )},
+            "unexpected keyword argument 'usage_context'",
+        ),
+    ],
+)  # fmt: skip
 def test_no_vllm_or_one_that_is_laid_out_otherwise_is_not_asked(
-    files: dict[str, str], tmp_path: Path
+    files: dict[str, str], said: str, tmp_path: Path
 ) -> None:
     status, detail = rehearsed(tmp_path, files)
     assert status == "skipped"
-    assert "No module named 'vllm" in detail
+    assert detail.startswith("this vLLM cannot be asked: ")
+    assert said in detail
+
+
+@pytest.mark.parametrize("text", ["raise ValueError('no such parser')", "raise SystemExit('no')"])
+def test_what_vllm_itself_refuses(text: str, tmp_path: Path) -> None:
+    serve = VLLM["vllm/entrypoints/cli/serve.py"].replace("arguments.tool", f"{text}\n        x")
+    status, detail = rehearsed(tmp_path, {**VLLM, "vllm/entrypoints/cli/serve.py": serve})
+    assert (status, detail[:2]) == ("failed", "no")
 
 
 @pytest.mark.parametrize(
