@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import PurePosixPath
 
 from glm5_deploy.errors import CommandFailedError, PreflightError
-from glm5_deploy.hosts.command import Command
+from glm5_deploy.hosts.command import Command, Secret, without
 from glm5_deploy.hosts.host import Host
 from glm5_deploy.hosts.sandbox import sandboxed
 from glm5_deploy.report.outcome import Check
@@ -40,8 +40,13 @@ def rehearsal_command(
     )
 
 
-def run_rehearsal(host: Host, command: Command, limit: int, known: Iterable[str]) -> Check:
+def run_rehearsal(
+    host: Host, command: Command, limit: int, known: Iterable[str], hidden: tuple[Secret, ...] = ()
+) -> Check:
     """Run it as root on a host.
+
+    Args:
+        hidden: shows nowhere, whatever vLLM says.
 
     Raises:
         PreflightError: vLLM refuses, with its own words.
@@ -49,9 +54,9 @@ def run_rehearsal(host: Host, command: Command, limit: int, known: Iterable[str]
         CommandTimeoutError: it was still running at the limit.
     """
     result = host.run(command, sudo=True, timeout=limit + 30, check=False)
-    check = parse_answer(result.stdout, known)
+    check = parse_answer(result.stdout, known, hidden)
     if check is None:
-        lines = (result.stderr or result.stdout).strip().splitlines()
+        lines = without(hidden, result.stderr or result.stdout).strip().splitlines()
         said = "\n".join(lines[-_LINES:]) or "nothing was said"
         raise CommandFailedError(
             f"{host.name}: vLLM gave no answer about its arguments"
@@ -67,12 +72,14 @@ def run_rehearsal(host: Host, command: Command, limit: int, known: Iterable[str]
     return check
 
 
-def parse_answer(output: str, known: Iterable[str]) -> Check | None:
+def parse_answer(
+    output: str, known: Iterable[str], hidden: tuple[Secret, ...] = ()
+) -> Check | None:
     """The program's answer among what vLLM says, as a row; None where there is none."""
     lines = [line for line in output.splitlines() if line.startswith(_MARK)]
     try:
         answer = json.loads(lines[-1].removeprefix(_MARK))
-        status, detail = answer["status"], str(answer["detail"])
+        status, detail = answer["status"], without(hidden, str(answer["detail"]))
     except (IndexError, KeyError, TypeError, ValueError):
         return None
     if status not in {"passed", "failed", "skipped"}:

@@ -9,7 +9,7 @@ variable reaches it as a positional parameter: see `script`.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
@@ -27,6 +27,13 @@ class Secret:
 
     def __format__(self, spec: str) -> str:
         return MASK
+
+
+def without(secrets: Iterable[Secret], text: str) -> str:
+    """A text in which none of these shows."""
+    for value in (secret.value for secret in secrets):
+        text = text.replace(value, MASK) if value else text
+    return text
 
 
 Argument = str | int | float | PurePath

@@ -9,7 +9,8 @@ from pathlib import PurePosixPath
 from glm5_deploy.hosts.command import Command, command
 
 # What only a server that stays needs. RemoveIPC would also take the running server's shared memory,
-# which belongs to the same user, and secrets are nobody else's business.
+# which belongs to the same user. Which variables there are is said by `options`: secrets are nobody
+# else's business.
 _LEFT_OUT = frozenset({
     "Type", "ExecStart", "EnvironmentFile", "WorkingDirectory", "Restart", "RestartSec",
     "TimeoutStopSec", "OOMPolicy", "SyslogIdentifier", "RemoveIPC",

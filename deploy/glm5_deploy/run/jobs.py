@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 
 from glm5_deploy.errors import CommandFailedError, CommandTimeoutError, UnreachableError
-from glm5_deploy.hosts.command import MASK, Secret, command, script
+from glm5_deploy.hosts.command import command, script, without
 from glm5_deploy.hosts.host import Host, Progress
 from glm5_deploy.hosts.remedies import known_remedy
 from glm5_deploy.run.cancel import Cancel
@@ -123,7 +123,7 @@ def _follow(
         cancel.check()
         state = _look(host, job, cursor, seen, cancel, note)
         cursor, seen = state.cursor, state.properties.get("InvocationID") or seen
-        for line in _without(job.hidden, state.lines):
+        for line in (without(job.hidden, each) for each in state.lines):
             said = parse_progress(line)
             if said is None:
                 lines.append(line)
@@ -132,15 +132,6 @@ def _follow(
             break
     _judge(job, state, lines)
     return tuple(lines)
-
-
-def _without(hidden: Iterable[Secret], lines: Iterable[str]) -> Iterator[str]:
-    """Lines in which no secret shows, whatever the command says."""
-    values = [secret.value for secret in hidden if secret.value]
-    for line in lines:
-        for value in values:
-            line = line.replace(value, MASK)
-        yield line
 
 
 def _look(

@@ -71,9 +71,9 @@ class Executor:
                 self._copy(step)
             case Examine(command, limit):
                 self._examine(command, limit)
-            case Rehearse(command, limit, known):
+            case Rehearse(command, limit, known, hidden):
                 self._progress("vLLM reads its arguments", None)
-                row = run_rehearsal(self.host, command, limit, known)
+                row = run_rehearsal(self.host, command, limit, known, hidden)
                 self.events.check(self.host.name, row)
             case Transient():
                 run_job(

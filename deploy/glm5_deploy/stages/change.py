@@ -129,11 +129,13 @@ class Rehearse:
     Args:
         limit: seconds that it may take.
         known: arguments of the profile by vLLM's names, to tell the one that is meant.
+        hidden: what must not show though vLLM may say it.
     """
 
     command: Command
     limit: int
     known: tuple[str, ...]
+    hidden: tuple[Secret, ...] = ()
 
 
 Step = Run | Put | Transient | Rsync | Copy | Examine | Rehearse

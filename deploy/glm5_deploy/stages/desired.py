@@ -80,6 +80,7 @@ class Desired:
     manifest: Manifest | None
     operator: str = ""
     fetch_secrets: dict[str, Secret] = field(default_factory=dict)
+    secrets: dict[str, Secret] = field(default_factory=dict)
 
     @property
     def paths(self) -> Paths:
@@ -104,7 +105,7 @@ def build_desired(
     wanted, fetching = manifest(target), target.profile.model.fetch_secrets
     hidden = {name: resolve_secret(reference) for name, reference in fetching.items()}
     release = _release(target, venv, secrets, wanted)
-    return Desired(target, venv, release, wanted, operator, hidden)
+    return Desired(target, venv, release, wanted, operator, hidden, secrets)
 
 
 def _venv(target: Target, kernel_wheel: Callable[[], Path]) -> Venv | None:

@@ -28,10 +28,12 @@ def plan(desired: Desired) -> list[Change]:
         words[1:],
         release.text("unit"),
         [
+            # A model's configuration may have to be fetched with them.
             *variables_of(paths.release(release.identifier) / "environment"),
+            *variables_of(paths.release(release.identifier) / "secrets"),
             *("-p", f"WorkingDirectory=/var/lib/{profile.unit_name.removesuffix('.service')}"),
         ],
         limit,
     )
-    step = Rehearse(command, limit, tuple(profile.serve.options))
+    step = Rehearse(command, limit, tuple(profile.serve.options), tuple(desired.secrets.values()))
     return [Change(STAGE, "verify", "arguments", "vLLM reads them on this host", (step,))]

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from glm5_deploy.errors import CommandFailedError, PreflightError
+from glm5_deploy.hosts.command import Secret
 from glm5_deploy.hosts.fake import Expected, FakeHost
 from glm5_deploy.rehearsal import parse_answer
 from glm5_deploy.report.events import Silent
@@ -82,15 +83,17 @@ def test_it_is_asked_as_the_server_would_be(wanted: Callable[..., Desired]) -> N
     folder = f"/opt/glm5/releases/{new.release.identifier}"
     for word in (
         "User=glm5", "ProtectSystem=strict", "WorkingDirectory=/var/lib/glm5-tiny",
-        f"EnvironmentFile={folder}/environment", "RuntimeMaxSec=300",
+        f"EnvironmentFile={folder}/environment", f"EnvironmentFile={folder}/secrets",
+        "RuntimeMaxSec=300",
     ):  # fmt: skip
         assert word in options
-    assert not any("secrets" in word for word in argv)
+    assert not any("s3cret" in word for word in argv)
+    assert step.hidden == (Secret("s3cret"),)
 
 
 def carry_out(output: str, returncode: int = 0, stderr: str = "") -> None:
     host = FakeHost(expected=[Expected("systemd-run", output, stderr, returncode)])
-    step = Rehearse(_command(), 300, KNOWN)
+    step = Rehearse(_command(), 300, KNOWN, (Secret('s3cr"et'),))
     Executor(host, Silent(), Cancel()).apply(Change("release", "verify", "arguments", "", (step,)))
     assert host.calls[0].sudo
 
@@ -126,6 +129,14 @@ def test_a_refusal_ends_the_run(detail: str, hint: str) -> None:
         carry_out(answer("failed", detail))
     assert f"\n    {detail}" in caught.value.message
     assert hint in (caught.value.hint or "")
+
+
+def test_secrets_show_nowhere_whatever_vllm_says() -> None:
+    with pytest.raises(PreflightError, match=r"\n    401: \*{8} is no key") as refused:
+        carry_out(answer("failed", '401: s3cr"et is no key'))
+    with pytest.raises(CommandFailedError, match=r"status 1\): no \*{8}") as failed:
+        carry_out("", 1, 'no s3cr"et')
+    assert not any("s3cr" in str(each.value) for each in (refused, failed))
 
 
 def test_a_long_refusal_is_cut() -> None:
