@@ -32,8 +32,9 @@ def sandboxed(*words: object, unit: str, options: list[str], purpose: str, limit
     plain = [str(word).replace("$", "$$") for word in words]
     return command(
         "systemd-run", "--quiet", "--pipe", "--wait", "--collect",
-        f"--description=glm5-deploy: {purpose}", "-p", f"RuntimeMaxSec={limit}", *properties,
-        *options, "--", *plain,
+        f"--description=glm5-deploy: {purpose}", "-p", f"RuntimeMaxSec={limit}",
+        # A host that runs out of memory ends this, and not the server beside it.
+        "-p", "OOMScoreAdjust=1000", *properties, *options, "--", *plain,
     )  # fmt: skip
 
 

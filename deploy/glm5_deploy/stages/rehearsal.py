@@ -12,7 +12,7 @@ from glm5_deploy.stages.release import STAGE
 
 
 def plan(desired: Desired) -> list[Change]:
-    """One change where the engine is ``vllm serve`` in an environment of ours, and the profile does
+    """One change where the engine is ``vllm serve`` of an environment of ours, and the profile does
     not leave it out; else none.
     """
     profile, venv = desired.target.profile, desired.venv
@@ -22,6 +22,8 @@ def plan(desired: Desired) -> list[Change]:
     paths, release = desired.paths, desired.release
     folder = paths.venv(venv.identifier)
     words = engine_words(desired.target, folder, interpreter(desired.target))
+    if words[0] != str(folder / "bin" / "vllm"):
+        return []
     command = rehearsal_command(
         folder / "bin" / "python",
         paths.library / "rehearse.py",

@@ -92,7 +92,11 @@ def test_what_would_harm_the_running_server_is_left_out() -> None:
     argv = doctor_command(VENV, fakes.UNIT, variables_of(PurePosixPath("/r/environment"))).argv
     names = {word.partition("=")[0] for before, word in itertools.pairwise(argv)
              if before == "-p"}  # fmt: skip
-    assert names == {"RuntimeMaxSec", "User", "CacheDirectory", "DeviceAllow", "EnvironmentFile"}
+    assert names == {
+        "RuntimeMaxSec", "OOMScoreAdjust", "User", "CacheDirectory", "DeviceAllow",
+        "EnvironmentFile",
+    }  # fmt: skip
+    assert "OOMScoreAdjust=1000" in argv
     assert "EnvironmentFile=/r/environment" in argv
     assert not any("secrets" in word for word in argv)
 

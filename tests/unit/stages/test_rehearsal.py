@@ -53,7 +53,12 @@ def test_not_where_nothing_is_stopped(wanted: Callable[..., Desired], observed: 
 
 
 @pytest.mark.parametrize(
-    "command", [["{python}", "/srv/serve.py", "{model}"], ["/opt/llama/bin/llama-server"]]
+    "command",
+    [
+        ["{python}", "/srv/serve.py", "{model}"],
+        ["/opt/llama/bin/llama-server"],
+        ["/opt/other/bin/vllm", "serve", "{model}"],
+    ],
 )
 def test_not_of_another_engine(wanted: Callable[..., Desired], command: list[str]) -> None:
     new = wanted(engine={"python": "3.11", "command": command})
