@@ -435,6 +435,10 @@ def authenticate(transport: paramiko.Transport, route: Route, login: Login) -> N
                     "allow PubkeyAuthentication there and install your key (ssh-copy-id)",
                 ) from error
             except paramiko.AuthenticationException as error:
+                if "timeout" in str(error).lower():
+                    # paramiko's word for no answer at all: nothing was refused.
+                    busy = "is the machine overloaded? then run it again"
+                    raise unreachable(route, f"no answer to the login with {what}", busy) from error
                 if not transport.is_active():
                     tried.note(what, "then the server closed the connection (too many keys tried)")
                     tried.hint = (
