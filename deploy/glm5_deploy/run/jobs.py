@@ -33,7 +33,7 @@ case $(systemctl show -p ActiveState -p SubState --value -- "$unit" | tr '\\n' '
     systemctl stop -- "$unit" 2>/dev/null ;;
   *) systemctl stop -- "$unit" 2>/dev/null; systemctl reset-failed -- "$unit" 2>/dev/null ;;
 esac
-before=@$(date +%s.%6N)
+before=@$(date +%s.%N)
 systemd-run --quiet --unit="$unit" --service-type=exec --remain-after-exit \\
   -p "RuntimeMaxSec=$limit" -p KillMode=control-group -p EnvironmentFile=-/etc/environment \\
   ${user:+-p "User=$user"} ${variables:+-p "EnvironmentFile=$variables"} \\
