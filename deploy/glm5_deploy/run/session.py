@@ -168,6 +168,7 @@ class HostRun:
         if service:
             self.events.stage(self.host.name, "service")
         if interrupts_service(service):
+            self.cancel.check()
             limit = self.desired.target.profile.limits.load
             text = f"the server stops now, until the new one has loaded (limit {limit} s)"
             self.events.note(self.host.name, text)
