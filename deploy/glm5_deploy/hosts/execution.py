@@ -145,7 +145,7 @@ class Execution:
 
     def _finish(self) -> None:
         status = self.channel.exit_status if self.channel.exit_status_ready() else -1
-        if status == -1 and not self.session.alive:
+        if status == -1 and self.session.ends_within(AFTER_EXIT):
             raise self.broken()
         if self.opening is not None and not self.opening.started:
             raise self.refused(False)

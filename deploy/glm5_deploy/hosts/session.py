@@ -92,6 +92,14 @@ class Session:
     def alive(self) -> bool:
         return self.transport.is_active() and not self.silent
 
+    def ends_within(self, seconds: float) -> bool:
+        """Whether it is over, or will be: of a connection that broke, paramiko closes the channels
+        first and says only then that it has ended.
+        """
+        if self.alive:
+            self.transport.join(seconds)
+        return not self.alive
+
     @property
     def silent(self) -> bool:
         """Keepalives were sent and nothing came back for too long."""

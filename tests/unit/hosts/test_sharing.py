@@ -14,6 +14,7 @@ from glm5_deploy.config.models import Become, Connection
 from glm5_deploy.errors import UnreachableError
 from glm5_deploy.hosts import session as sessions
 from glm5_deploy.hosts.command import command
+from glm5_deploy.hosts.execution import Execution
 from glm5_deploy.hosts.ssh import SshHost
 
 
@@ -76,3 +77,36 @@ def test_a_connection_that_comes_when_the_host_is_closed_is_closed_too(
     with pytest.raises(UnreachableError, match="the connection was closed"):
         host._connected()
     assert link.closed
+
+
+@dataclass
+class Ending:
+    """Stands for a transport: its channels close first, and it ends, or goes on, afterwards."""
+
+    ends: bool
+    active: bool = True
+    exit_status: int = -1
+
+    def is_active(self) -> bool:
+        return self.active
+
+    def join(self, timeout: float) -> None:
+        assert timeout > 0
+        self.active = self.active and not self.ends
+
+    def exit_status_ready(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_channel_that_closes_before_its_connection_was_broken_with_it(ends: bool) -> None:
+    both = cast(Any, Ending(ends))
+    session = sessions.Session(both, keepalive=15, close_hops=lambda: None)
+    broken, refused = UnreachableError("the connection broke"), cast(Any, None)
+    run = Execution(session, both, None, None, None, None, refused, lambda: broken)
+    if ends:
+        with pytest.raises(UnreachableError, match="the connection broke"):
+            run._finish()
+    else:
+        run._finish()
+        assert run.returncode == -1
