@@ -16,7 +16,7 @@ def plan(desired: Desired, observed: Observed) -> list[Change]:
     changes = [change for stage in PREPARING for change in stage.plan(desired, observed)]
     last = service.plan(desired, observed)
     if interrupts_service(last):
-        changes += rehearsal.plan(desired)
+        changes += rehearsal.plan(desired, observed)
     return [*changes, *last]
 
 

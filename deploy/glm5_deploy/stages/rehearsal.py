@@ -8,13 +8,16 @@ from glm5_deploy.rehearsal import rehearsal_command
 from glm5_deploy.stages.arguments import engine_words
 from glm5_deploy.stages.change import Change, Rehearse
 from glm5_deploy.stages.desired import Desired, interpreter
+from glm5_deploy.stages.observed import Observed
 from glm5_deploy.stages.release import STAGE
 
 
-def plan(desired: Desired) -> list[Change]:
+def plan(desired: Desired, observed: Observed) -> list[Change]:
     """One change where the engine is ``vllm serve`` of an environment of ours, and the profile does
     not leave it out; else none.
     """
+    if _would_take_folders(desired, observed):
+        return []
     profile, venv = desired.target.profile, desired.venv
     limit = profile.limits.rehearsal
     if venv is None or limit == 0 or not runs_vllm(profile):
@@ -39,3 +42,12 @@ def plan(desired: Desired) -> list[Change]:
     )
     step = Rehearse(command, limit, tuple(profile.serve.options), tuple(desired.secrets.values()))
     return [Change(STAGE, "verify", "arguments", "vLLM reads them on this host", (step,))]
+
+
+def _would_take_folders(desired: Desired, observed: Observed) -> bool:
+    """Whether the service changes its user: systemd gives its state and caches to whoever a unit
+    runs as, and the server that still runs would lose them.
+    """
+    before = observed.deployment.file(desired.paths.unit_file)
+    user = f"User={desired.target.profile.unit.user}"
+    return before is not None and user not in before.splitlines()

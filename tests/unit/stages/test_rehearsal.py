@@ -71,6 +71,13 @@ def test_not_where_the_profile_leaves_it_out(wanted: Callable[..., Desired]) -> 
     assert new.release.identifier == wanted().release.identifier
 
 
+def test_not_as_another_user_than_the_running_server_s(wanted: Callable[..., Desired]) -> None:
+    before, new = wanted(), wanted(unit={"user": "other"})
+    assert rehearsals(new, changed(complete(before), current="older")) == []
+    same = wanted(unit={"nofile": 4096})
+    assert len(rehearsals(same, changed(complete(before), current="older"))) == 1
+
+
 def test_it_is_asked_as_the_server_would_be(wanted: Callable[..., Desired]) -> None:
     new = wanted(serve={"args": {"max_model_len": 4096, "note": "a $HOME b"}})
     (change,) = rehearsals(new, changed(complete(new), current="older"))
