@@ -15,7 +15,8 @@ from typing import Any
 
 from glm5_deploy.errors import CommandFailedError
 from glm5_deploy.hosts.command import Command, script
-from glm5_deploy.hosts.host import Host, Result
+from glm5_deploy.hosts.host import Host
+from glm5_deploy.hosts.lines import tail
 from glm5_deploy.hosts.sandbox import sandboxed, variables_of
 from glm5_deploy.report.outcome import Check
 from glm5_deploy.stages.record import parse_record
@@ -89,8 +90,9 @@ def run_doctor(host: Host, doctor: Command, limit: int = LIMIT) -> Diagnosis:
     try:
         return parse_diagnosis(result.stdout)
     except ValueError as error:
+        said = tail(result.stderr or result.stdout, 15)
         raise CommandFailedError(
-            f"{host.name}: the doctor gave no answer (status {result.returncode}): {_said(result)}",
+            f"{host.name}: the doctor gave no answer (status {result.returncode}): {said}",
             "glm5-kernel and glm5-deploy must be of the same version; `up` installs it",
         ) from error
 
@@ -110,11 +112,6 @@ def parse_diagnosis(text: str) -> Diagnosis:
         return Diagnosis(checks, dict(document["versions"]))
     except (KeyError, TypeError) as error:
         raise ValueError("not a document of the doctor's") from error
-
-
-def _said(result: Result) -> str:
-    lines = (result.stderr or result.stdout).strip().splitlines()
-    return "\n".join(lines[-15:]) or "nothing was said"
 
 
 def read_served(host: Host, root: PurePosixPath) -> Served:

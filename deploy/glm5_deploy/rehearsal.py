@@ -12,6 +12,7 @@ from pathlib import PurePosixPath
 from glm5_deploy.errors import CommandFailedError, PreflightError
 from glm5_deploy.hosts.command import Command, Secret, without
 from glm5_deploy.hosts.host import Host
+from glm5_deploy.hosts.lines import tail
 from glm5_deploy.hosts.sandbox import sandboxed
 from glm5_deploy.report.outcome import Check
 
@@ -56,8 +57,7 @@ def run_rehearsal(
     result = host.run(command, sudo=True, timeout=limit + 30, check=False)
     check = parse_answer(result.stdout, known, hidden)
     if check is None:
-        lines = without(hidden, result.stderr or result.stdout).strip().splitlines()
-        said = "\n".join(lines[-_LINES:]) or "nothing was said"
+        said = tail(without(hidden, result.stderr or result.stdout), _LINES)
         raise CommandFailedError(
             f"{host.name}: vLLM gave no answer about its arguments"
             f" (status {result.returncode}): {said}",

@@ -1,4 +1,4 @@
-"""Bytes that arrive in pieces, cut into lines of text."""
+"""Lines of text: from bytes that arrive in pieces, and the last ones of what was said."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ LONGEST = 1 << 20
 """Characters after which a line without an end is cut, so that a broken program cannot fill the
 memory.
 """
+
+
+def tail(text: str, lines: int = 5) -> str:
+    """The end of what a program said: where errors are."""
+    return "\n".join(text.strip().splitlines()[-lines:]) or "it said nothing"
 
 
 class LineSplitter:

@@ -19,7 +19,7 @@ from glm5_deploy.errors import (
 from glm5_deploy.hosts.become import Handshake, Opening, become, for_any_shell, guarded, refusal
 from glm5_deploy.hosts.command import Command, Secret, command, script
 from glm5_deploy.hosts.host import Line, Progress, Result, RsyncStats, no_check, no_progress
-from glm5_deploy.hosts.lines import LineSplitter
+from glm5_deploy.hosts.lines import LineSplitter, tail
 from glm5_deploy.hosts.remedies import known_remedy
 from glm5_deploy.hosts.retry import retrying
 from glm5_deploy.hosts.ssh_config import Route, resolve
@@ -174,7 +174,7 @@ class SshHost:
         writer = script(PUT, path, f"{mode:04o}", owner or "", len(content))
         result = self.run(writer, sudo=sudo, stdin=content, timeout=None, check=False)
         if not result.ok:
-            said = _tail(result.stderr)
+            said = tail(result.stderr)
             raise CommandFailedError(
                 f"{self._name}: cannot write {path}: {said}", known_remedy(said)
             )
@@ -185,7 +185,7 @@ class SshHost:
             command("cat", "--", path), sudo=sudo, user=None, stdin=None, timeout=None
         )
         if returncode != 0:
-            raise CommandFailedError(f"{self._name}: cannot read {path}: {_tail(_text(stderr))}")
+            raise CommandFailedError(f"{self._name}: cannot read {path}: {tail(_text(stderr))}")
         return stdout
 
     def size(self, path: PurePosixPath) -> int | None:
@@ -231,7 +231,7 @@ class SshHost:
                 f"{self._name}: rsync is not installed there", "install the package rsync"
             )
         if not prepared.ok:
-            said = _tail(prepared.stderr)
+            said = tail(prepared.stderr)
             raise CommandFailedError(
                 f"{self._name}: {self.login_user} cannot make {target}: {said}", known_remedy(said)
             )
@@ -490,11 +490,6 @@ def _text(data: bytes) -> str:
     return data.decode("utf-8", errors="replace")
 
 
-def _tail(text: str, lines: int = 5) -> str:
-    """The end of what a program said: where errors are."""
-    return "\n".join(text.strip().splitlines()[-lines:]) or "it said nothing"
-
-
 def failure(host: str, result: Result) -> CommandFailedError:
     """The error for a status that was not asked for."""
     status = (
@@ -502,6 +497,6 @@ def failure(host: str, result: Result) -> CommandFailedError:
         if 128 < result.returncode < 160
         else f"ended with status {result.returncode}"
     )
-    said = _tail(result.stderr or result.stdout)
+    said = tail(result.stderr or result.stdout)
     message = f"{host}: {result.command.masked()} {status}: {said}"
     return CommandFailedError(message, known_remedy(said))

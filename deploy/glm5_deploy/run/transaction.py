@@ -130,8 +130,7 @@ class Transaction:
         if done["reverted"] is None:
             raise RevertedError(f"{cause}\n{_somebody_else(done)}", hint) from cause
         previous = done.get("previous")
-        stopped = previous is None or done.get("down")
-        back = "stopped and disabled, as before" if stopped else self._await(previous)
+        back = "stopped and disabled, as before" if _stopped(done) else self._await(previous)
         where = f"back on {previous}: {back}" if previous else back
         raise RevertedError(f"{cause}\nreverted: {where}", hint) from cause
 
@@ -149,13 +148,17 @@ class Transaction:
         return "it answers again"
 
 
+def _stopped(done: dict[str, Any]) -> bool:
+    """Whether no server runs after a revert: none was deployed, or it had been taken down."""
+    return done["previous"] is None or bool(done.get("down"))
+
+
 def _taken_back(done: dict[str, Any]) -> str:
     """What became of the switch that was interrupted."""
     if done["reverted"] is None:
         return ""
-    previous = done.get("previous")
-    stopped = previous is None or done.get("down")
-    back = "the server is stopped, as before" if stopped else f"{previous} starts again"
+    again = f"{done['previous']} starts again"
+    back = "the server is stopped, as before" if _stopped(done) else again
     return f": the switch to {done['reverted']} was taken back; {back}"
 
 
