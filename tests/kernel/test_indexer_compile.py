@@ -53,6 +53,8 @@ def test_fits_and_does_not_spill(case: Case, found: dict[Case, Future[Needs]]) -
         assert needs.shared_bytes <= WITHOUT_OPT_IN
         # A conversion behind `_claim` would let Triton repeat it, and it counts.
         assert needs.conversions == 0
+        threads = 32 * case.config.warps * case.config.programs
+        assert needs.registers * threads <= 65_536  # of a multiprocessor
 
 
 def test_warps_suit_the_histograms() -> None:

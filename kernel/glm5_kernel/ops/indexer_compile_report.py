@@ -42,7 +42,8 @@ class Case:
     """One compilation.
 
     Attributes:
-        form: paged logits: query tokens of a request; top-k: "split", or "rows" as in prefill.
+        form: paged logits: query tokens of a request; top-k: "split", "rows" as in prefill, or
+            "decode": rows that start at 0.
     """
 
     arch: str
@@ -69,7 +70,7 @@ def cases(arch: str) -> list[Case]:
     found = [Case(arch, config, n) for config in PAGED[arch] for n in ("1", "4")]
     found.append(Case(arch, PREFILL[arch]))
     table = TOPK[arch]
-    found += [Case(arch, config, "rows") for config in table.all]
+    found += [Case(arch, config, form) for config in table.all for form in ("rows", "decode")]
     found.append(Case(arch, table.few, "split"))
     return list(dict.fromkeys(found))
 
@@ -103,11 +104,10 @@ def _source(case: Case) -> tuple[Any, dict[str, str], dict[str, Any]]:
     """Kernel, types of its arguments, and constants."""
     config = case.config
     if isinstance(config, TopkConfig):
-        split = case.form == "split"
         constants = {
             "KB": 2048, "SAMPLE": config.sample(131_072), "ROOM": config.room, "LIST": config.list,
-            "TILE": config.tile, "WARPS": config.warps, "SPLIT": split, "USE_START": not split,
-            "LAST_ONLY": False,
+            "TILE": config.tile, "WARPS": config.warps, "SPLIT": case.form == "split",
+            "USE_START": case.form == "rows", "LAST_ONLY": False,
         }  # fmt: skip
         return topk_kernel, signature(), constants
     floats = dict.fromkeys(("p_weight", "p_out", "p_scale"), "*fp32")

@@ -36,9 +36,9 @@ def topk_indices(
     same in every run. The order of the indices is any. NaN counts as larger than everything else;
     of a row with k or more of them any k positions are chosen.
 
-    Nothing outside a row's range is read. Neither allocates when `out` and `workspace` are given,
-    nor waits for the GPU; programs are shared out by shapes alone, so a captured CUDA graph stays
-    valid whatever the ranges are.
+    Nothing outside the matrix is read, and nothing outside a row's range counts. Neither allocates
+    when `out` and `workspace` are given, nor waits for the GPU; programs are shared out by shapes
+    alone, so a captured CUDA graph stays valid whatever the ranges are.
 
     Args:
         logits: [R, W] float32, rows contiguous but any distance apart, W below 2^31 − 1.

@@ -6,9 +6,9 @@ leaves a list of few candidates, which then are held in registers. The sample de
 where it misleads (fewer than k candidates, or more than there is room for), the list or the row is
 counted until the threshold fits.
 
-In registers the k-th largest value is found by radix selection on integer keys: their distances
-from the largest are sorted into bins by the leading bits, and the bin that holds the k-th is sorted
-again; three passes at most.
+In registers the k largest are found by sorting values into bins of equal width, so that few lie in
+the bin of the k-th, which a warp compares with each other. Where many do, a radix selection on
+integer keys follows.
 
 Where several programs share a row, all add to the row's list, and the one that is done last selects
 from it.
@@ -60,117 +60,214 @@ def _tally_code(n, bins):
 
 
 @triton.constexpr_function
-def _kth_code(n, warps):
-    """PTX of a radix selection in shared memory, for n keys a thread: 11, 11 and 10 bits.
+def _largest_code(n, warps):
+    """PTX of an exact selection in shared memory, for n keys a thread.
 
-    Operands: n times the result (out), n keys, n times the rank k, n times the most keys that may
-    reach the result without another pass.
+    Operands: n numbers (out: one of its own, from 0, for each key that is selected, and -1 for
+    others), n keys, n indices, n times how many are wanted, n times how many more will do.
+
+    The first pass sorts values into bins of equal width between the least and the largest, so
+    that bins are short whatever the values' scale is. Where its bin of the last one wanted holds
+    more than a warp can compare, passes over 11, 11 and 10 bits of the keys follow, and as many
+    over the indices of equal keys.
     """
-    bins = 2048
+    bins, few = 2048, 32
     each = bins // (32 * warps)
-    wait = "bar.sync 0;"
-    quads = range(0, each, 4)
-    counts = [[f"count{j + i}" for i in range(4)] for j in quads]
-    lines = [
-        f"{{\n.shared .align 16 .b32 tally[{bins}];\n.shared .align 16 .b32 sums[{warps + 4}];",
-        f".reg .b32 mine, at, bin, need, over, far, sum, scan, other, lane, warp, count<{each}>;",
-        ".reg .b32 tid, first;\n.reg .pred some, low, high;",
-        "mov.u32 tid, %tid.x;\nand.b32 lane, tid, 31;\nshr.u32 warp, tid, 5;",
-        f"mov.u32 at, tally;\nmad.lo.u32 mine, tid, {4 * each}, at;",
-        f"mov.b32 need, ${2 * n};\nmov.b32 over, 0;\nmov.b32 far, 0;",
+    keys, indices = range(n, 2 * n), range(2 * n, 3 * n)
+    start = [
+        f"{{\n.shared .align 16 .b32 tally[{bins}];\n.shared .b32 most[{warps}];",
+        f".shared .b32 least[{warps}];\n.shared .b32 sums[{warps}];\n.shared .b32 told[3];",
+        f".shared .b32 few_key[{few}];\n.shared .b32 few_index[{few}];\n.shared .b32 counter[2];",
+        ".reg .b32 tid, lane, warp, below, at, mine, there, mask, word, shift;",
+        ".reg .b32 need, will_do, alive, taken, under, equal, bin, before, reach, size, pass;",
+        f".reg .b32 high, low, sum, scan, other, first, rank, i, total, digit<{n}>, count<{each}>;",
+        ".reg .b32 key, index, other_key, other_index;\n.reg .f32 top, width, scale, x;",
+        ".reg .pred some, more, is_key;",
+        "mov.u32 tid, %tid.x;\nmov.u32 lane, %laneid;\nmov.u32 below, %lanemask_lt;",
+        "shr.u32 warp, tid, 5;\nmov.u32 at, tally;",
+        f"mad.lo.u32 mine, tid, {4 * each}, at;\nand.b32 there, lane, {warps - 1};",
+        "shl.b32 there, there, 2;\nshl.b32 warp, warp, 2;",
+        f"mov.b32 need, ${3 * n};\nmov.b32 will_do, ${4 * n};",
+        "mov.b32 alive, 0;\nmov.b32 taken, 0;\nmov.b32 pass, 0;",
     ]
-    for shift, size in ((21, 2048), (10, 2048), (0, 1024)):
-        lines += [f"st.shared.v4.b32 [mine+{4 * j}], {{0, 0, 0, 0}};" for j in quads]
-        lines.append(wait)
-        for j in range(n):
-            # Distances from the largest key, so that the largest come first.
-            lines.append(f"xor.b32 bin, ${n + j}, 0x7fffffff;")
-            if shift < 21:
-                lines += [
-                    f"xor.b32 other, bin, far;\nshr.u32 other, other, {shift + 11 - (shift == 0)};",
-                    "setp.eq.u32 some, other, 0;",
-                ]
-            lines += [
-                f"shr.u32 bin, bin, {shift};\nand.b32 bin, bin, {size - 1};",
-                "mov.u32 at, tally;\nmad.lo.u32 at, bin, 4, at;",
-                f"{'@some ' if shift < 21 else ''}red.shared.add.u32 [at], 1;",
-            ]
-        lines.append(wait)
-        # An inclusive sum over the threads, each with its bins.
-        for j, quad in zip(quads, counts, strict=True):
-            lines.append(f"ld.shared.v4.b32 {{{', '.join(quad)}}}, [mine+{4 * j}];")
-        lines.append("mov.b32 sum, 0;")
-        lines += [f"add.u32 sum, sum, {name};" for quad in counts for name in quad]
-        lines.append("mov.b32 scan, sum;")
-        for step in (1, 2, 4, 8, 16):
-            lines += [
-                f"shfl.sync.up.b32 other|some, scan, {step}, 0, 0xffffffff;",
-                "@some add.u32 scan, scan, other;",
-            ]
-        lines += [
-            "setp.eq.u32 some, lane, 31;\nmov.u32 at, sums;\nmad.lo.u32 at, warp, 4, at;",
-            "@some st.shared.b32 [at], scan;", wait, "sub.u32 first, scan, sum;",
-        ]  # fmt: skip
-        for w in range(warps - 1):
-            lines += [
-                f"ld.shared.b32 other, [sums+{4 * w}];\nsetp.gt.u32 some, warp, {w};",
-                "@some add.u32 first, first, other;",
-            ]
-        # The one bin that the rank falls into tells everybody.
-        for j, name in enumerate(name for quad in counts for name in quad):
-            lines += [
-                "setp.lt.u32 low, first, need;\nmov.b32 other, first;",
-                f"add.u32 first, first, {name};\nsetp.ge.and.u32 high, first, need, low;",
-                f"mad.lo.u32 bin, tid, {each}, {j};",
-                f"@high st.shared.b32 [sums+{4 * warps}], bin;",
-                f"@high st.shared.b32 [sums+{4 * warps + 4}], other;",
-                f"@high st.shared.b32 [sums+{4 * warps + 8}], first;",
-            ]
-        lines += [
-            wait,
-            f"ld.shared.b32 bin, [sums+{4 * warps}];\nld.shared.b32 other, [sums+{4 * warps + 4}];",
-            f"ld.shared.b32 first, [sums+{4 * warps + 8}];",
-            f"shl.b32 bin, bin, {shift};\nor.b32 far, far, bin;",
+    clear = [f"st.shared.v4.b32 [mine+{4 * j}], {{0, 0, 0, 0}};" for j in range(0, each, 4)]
+    # Largest and least key, as their distance from what is no value, which so is the farthest.
+    extent = [f"mov.b32 high, {-(2**31)};\nmov.b32 low, -1;"]
+    for j in range(n):
+        extent += [
+            f"max.s32 high, high, ${keys[j]};\nadd.s32 other, ${keys[j]}, {2**31 - 1};",
+            f"min.u32 low, low, other;\nsetp.ne.s32 some, ${keys[j]}, {-(2**31)};",
+            f"@some or.b32 alive, alive, {1 << j};",
         ]
-        if shift:
-            # So few reach the bin's end that this will do.
-            lines += [
-                f"add.u32 first, first, over;\nsetp.le.u32 some, first, ${3 * n};",
-                f"@some or.b32 far, far, {2**shift - 1};\n@some bra done;",
-                "sub.u32 need, need, other;\nadd.u32 over, over, other;",
-            ]
-    lines.append("done:\nxor.b32 far, far, 0x7fffffff;")
-    lines += [f"mov.b32 ${j}, far;" for j in range(n)]
-    return "\n".join([*lines, "}"])
+    both = [
+        "redux.sync.max.s32 high, high, 0xffffffff;",
+        "redux.sync.min.u32 low, low, 0xffffffff;",
+    ]
+    extent += [
+        *both,
+        "mov.u32 at, most;\nadd.u32 at, at, warp;\nmov.u32 other, least;",
+        "add.u32 other, other, warp;\nsetp.eq.u32 some, lane, 0;",
+        "@some st.shared.b32 [at], high;\n@some st.shared.b32 [other], low;",
+        "setp.eq.u32 some, tid, 0;\n@some st.shared.b32 [counter], 0;",
+        "@some st.shared.b32 [counter+4], 0;\nbar.sync 0;",
+        "mov.u32 at, most;\nadd.u32 at, at, there;\nld.shared.b32 high, [at];",
+        "mov.u32 at, least;\nadd.u32 at, at, there;\nld.shared.b32 low, [at];",
+        *both,
+        f"sub.s32 low, low, {2**31 - 1};",
+    ]
+
+    def value(key, into):
+        return [
+            f"shr.s32 other, {key}, 31;\nand.b32 other, other, 0x7fffffff;",
+            f"xor.b32 other, other, {key};\nmov.b32 {into}, other;",
+        ]
+
+    # No scale where an end is infinite or no number: then all values are in the first bin.
+    linear = [
+        *value("high", "top"), *value("low", "x"),
+        "sub.rn.f32 width, top, x;\nrcp.approx.f32 scale, width;",
+        f"mul.rn.f32 scale, scale, {bins - 1}.0;\ntestp.finite.f32 some, width;",
+        "selp.f32 scale, scale, 0f00000000, some;",
+    ]  # fmt: skip
+    for j in range(n):
+        linear += [
+            *value(f"${keys[j]}", "x"),
+            "sub.rn.f32 x, top, x;\nmul.rn.f32 x, x, scale;",
+            f"cvt.rzi.u32.f32 digit{j}, x;\nmin.u32 digit{j}, digit{j}, {bins - 1};",
+        ]
+    count = ["count:"]
+    for j in range(n):
+        count += [
+            f"and.b32 other, alive, {1 << j};\nsetp.ne.u32 some, other, 0;",
+            f"mov.u32 at, tally;\nmad.lo.u32 at, digit{j}, 4, at;",
+            "@some red.shared.add.u32 [at], 1;",
+        ]
+    count.append("bar.sync 0;")
+    # An inclusive sum over the threads, each with its bins, which are cleared for the next pass.
+    names = [f"count{j}" for j in range(each)]
+    for j in range(0, each, 4):
+        count.append(f"ld.shared.v4.b32 {{{', '.join(names[j : j + 4])}}}, [mine+{4 * j}];")
+    count += [*clear, "mov.b32 sum, 0;", *(f"add.u32 sum, sum, {name};" for name in names)]
+    count.append("mov.b32 scan, sum;")
+    for step in (1, 2, 4, 8, 16):
+        count += [
+            f"shfl.sync.up.b32 other|some, scan, {step}, 0, 0xffffffff;",
+            "@some add.u32 scan, scan, other;",
+        ]
+    count += [
+        "setp.eq.u32 some, lane, 31;\nmov.u32 at, sums;\nadd.u32 at, at, warp;",
+        "@some st.shared.b32 [at], scan;\nbar.sync 0;\nsub.u32 first, scan, sum;",
+        "mov.u32 at, sums;\nadd.u32 at, at, there;\nld.shared.b32 other, [at];",
+        "shl.b32 i, lane, 2;\nsetp.lt.u32 some, i, warp;\nselp.b32 other, other, 0, some;",
+        "redux.sync.add.u32 other, other, 0xffffffff;\nadd.u32 first, first, other;",
+    ]
+    # The one bin that the rank falls into tells everybody.
+    for j, name in enumerate(names):
+        count += [
+            f"setp.lt.u32 more, first, need;\nmov.b32 other, first;\nadd.u32 first, first, {name};",
+            f"setp.ge.and.u32 some, first, need, more;\nmad.lo.u32 bin, tid, {each}, {j};",
+            "@some st.shared.b32 [told], bin;\n@some st.shared.b32 [told+4], other;",
+            "@some st.shared.b32 [told+8], first;",
+        ]
+    count += [
+        "bar.sync 0;\nld.shared.b32 bin, [told];\nld.shared.b32 before, [told+4];",
+        "ld.shared.b32 reach, [told+8];\nmov.b32 under, 0;\nmov.b32 equal, 0;",
+    ]
+    for j in range(n):
+        count += [
+            f"setp.lt.u32 some, digit{j}, bin;\n@some or.b32 under, under, {1 << j};",
+            f"setp.eq.u32 some, digit{j}, bin;\n@some or.b32 equal, equal, {1 << j};",
+        ]
+    count += [
+        "and.b32 under, under, alive;\nor.b32 taken, taken, under;\nand.b32 alive, alive, equal;",
+        "sub.u32 need, need, before;\nsub.u32 size, reach, before;",
+        "add.u32 other, need, will_do;\nsetp.ge.u32 some, pass, 6;",
+        "setp.le.or.u32 some, size, other, some;",
+        "@some or.b32 taken, taken, alive;\n@some bra place;",
+        f"setp.le.u32 some, size, {few};\n@some bra compare;",
+        "add.u32 pass, pass, 1;\nsetp.gt.u32 is_key, pass, 3;\nselp.b32 i, 3, 0, is_key;",
+        "not.pred is_key, is_key;\nsub.u32 i, pass, i;\nmul.lo.u32 i, i, 11;",
+        "mov.b32 shift, 32;\nsub.s32 shift, shift, i;\nmax.s32 shift, shift, 0;",
+        "setp.eq.u32 some, shift, 0;\nselp.b32 mask, 1023, 2047, some;",
+    ]
+    for j in range(n):
+        count += [
+            f"xor.b32 word, ${keys[j]}, 0x7fffffff;\nselp.b32 word, word, ${indices[j]}, is_key;",
+            f"shr.u32 word, word, shift;\nand.b32 digit{j}, word, mask;",
+        ]
+    count.append("bra.uni count;")
+    compare = ["compare:\nsetp.eq.u32 some, alive, 0;\n@some bra gathered;"]
+    for j in range(n):
+        compare += [
+            f"and.b32 other, alive, {1 << j};\nsetp.ne.u32 some, other, 0;",
+            "@some atom.shared.add.u32 i, [counter], 1;\nmov.u32 at, few_key;",
+            "mad.lo.u32 at, i, 4, at;",
+            f"@some st.shared.b32 [at], ${keys[j]};\nmov.u32 at, few_index;",
+            f"mad.lo.u32 at, i, 4, at;\n@some st.shared.b32 [at], ${indices[j]};",
+        ]
+    compare += [
+        "gathered:\nbar.sync 0;\nmov.u32 at, few_key;\nmad.lo.u32 at, lane, 4, at;",
+        "ld.shared.b32 key, [at];\nmov.u32 at, few_index;\nmad.lo.u32 at, lane, 4, at;",
+        "ld.shared.b32 index, [at];\nmov.b32 rank, 0;\nmov.b32 i, 0;",
+        "next:\nshfl.sync.idx.b32 other_key, key, i, 31, 0xffffffff;",
+        "shfl.sync.idx.b32 other_index, index, i, 31, 0xffffffff;",
+        "setp.lt.s32 some, other_index, index;\nsetp.eq.and.s32 some, other_key, key, some;",
+        "setp.gt.or.s32 some, other_key, key, some;\n@some add.u32 rank, rank, 1;",
+        "add.u32 i, i, 1;\nsetp.lt.u32 some, i, size;\n@some bra.uni next;",
+        # The last that is wanted is the one that need − 1 others come before.
+        "add.u32 rank, rank, 1;\nsetp.lt.u32 more, lane, size;",
+        "setp.eq.and.u32 some, rank, need, more;\nvote.sync.ballot.b32 i, some, 0xffffffff;",
+        "bfind.u32 i, i;\nshfl.sync.idx.b32 key, key, i, 31, 0xffffffff;",
+        "shfl.sync.idx.b32 index, index, i, 31, 0xffffffff;",
+    ]
+    for j in range(n):
+        compare += [
+            f"setp.le.s32 some, ${indices[j]}, index;",
+            f"setp.eq.and.s32 some, ${keys[j]}, key, some;",
+            f"setp.gt.or.s32 some, ${keys[j]}, key, some;\nand.b32 other, alive, {1 << j};",
+            "setp.ne.and.u32 some, other, 0, some;",
+            f"@some or.b32 taken, taken, {1 << j};",
+        ]
+    place = ["place:\nmov.u32 total, 0;\nmov.u32 first, 0;"]
+    for j in range(n):
+        place += [
+            f"and.b32 other, taken, {1 << j};\nsetp.ne.u32 some, other, 0;",
+            "vote.sync.ballot.b32 i, some, 0xffffffff;\nand.b32 other, i, below;",
+            f"popc.b32 other, other;\nadd.u32 digit{j}, total, other;",
+            "popc.b32 i, i;\nadd.u32 total, total, i;",
+        ]
+    place += [
+        "setp.eq.u32 some, lane, 0;\n@some atom.shared.add.u32 first, [counter+4], total;",
+        "shfl.sync.idx.b32 first, first, 0, 31, 0xffffffff;",
+    ]
+    for j in range(n):
+        place += [
+            f"add.u32 digit{j}, digit{j}, first;\nand.b32 other, taken, {1 << j};",
+            f"setp.ne.u32 some, other, 0;\nselp.b32 ${j}, digit{j}, -1, some;",
+        ]
+    return "\n".join([*start, *clear, *extent, *linear, *count, *compare, *place, "}"])
 
 
 @triton.constexpr_function
-def _claim_code(n, space):
-    """PTX that gives each hit a number of its own from a counter, a warp at a time.
+def _claim_code(n):
+    """PTX that gives each hit a number of its own from a counter in memory, a warp at a time.
 
-    Operands: n numbers (out), n hits (0 or 1), and n times the counter's address if it is in global
-    memory; one in shared memory starts at 0.
+    Operands: n numbers (out), n hits (0 or 1), n times the counter's address.
     """
     start = [
         "{\n.reg .b32 hits, before, total, below, lane, first;\n.reg .pred some;",
         "mov.u32 below, %lanemask_lt;\nmov.u32 lane, %laneid;",
         "mov.u32 total, 0;\nmov.u32 first, 0;",
     ]
-    if space == "shared":
-        start += [
-            ".shared .b32 counter;\n.reg .b32 tid;\nmov.u32 tid, %tid.x;\nbar.sync 0;",
-            "setp.eq.u32 some, tid, 0;\n@some st.shared.b32 [counter], 0;\nbar.sync 0;",
-        ]
     vote = [
         f"setp.ne.s32 some, ${n + j}, 0;\nvote.sync.ballot.b32 hits, some, 0xffffffff;\n"
         f"and.b32 before, hits, below;\npopc.b32 before, before;\nadd.u32 ${j}, total, before;\n"
         "popc.b32 hits, hits;\nadd.u32 total, total, hits;"
         for j in range(n)
     ]
-    address = "counter" if space == "shared" else f"${2 * n}"
     claim = [
         "setp.eq.u32 some, lane, 0;\nsetp.ne.and.u32 some, total, 0, some;",
-        f"@some atom.{space}.add.u32 first, [{address}], total;",
+        f"@some atom.global.add.u32 first, [${2 * n}], total;",
         "shfl.sync.idx.b32 first, first, 0, 31, 0xffffffff;",
     ]
     shift = [f"add.u32 ${j}, ${j}, first;" for j in range(n)]
@@ -212,27 +309,32 @@ def _claim(p_counter, m_hit, WARPS: tl.constexpr):
     if IN_INTERPRETER:
         return tl.atomic_add(p_counter, tl.sum(b_hit, 0)) + tl.cumsum(b_hit, 0) - 1
     N: tl.constexpr = SIZE // (32 * WARPS)
-    code: tl.constexpr = _claim_code(N, "global")
+    code: tl.constexpr = _claim_code(N)
     operands: tl.constexpr = _operands(N, "rl")
     b_address = tl.broadcast_to(p_counter.to(tl.int64), (SIZE,))
     return tl.inline_asm_elementwise(code, operands, [b_hit, b_address], tl.int32, False, N)
 
 
 @triton.jit
-def _place(m_hit, WARPS: tl.constexpr):
-    """A number for each hit of the program, from 0, that no other has."""
-    b_hit = m_hit.to(tl.int32)
-    if IN_INTERPRETER:
-        return tl.cumsum(b_hit, 0) - 1
-    N: tl.constexpr = m_hit.shape[0] // (32 * WARPS)
-    code: tl.constexpr = _claim_code(N, "shared")
-    operands: tl.constexpr = _operands(N, "r")
-    return tl.inline_asm_elementwise(code, operands, [b_hit], tl.int32, False, N)
+def _first_of(m_tie, b_index, n, need):
+    """The index below which lie `need` of those in `m_tie`."""
+    low = n * 0
+    high = n
+    while low < high:
+        middle = (low + high) // 2
+        enough = tl.sum((m_tie & (b_index < middle)).to(tl.int32), 0) >= need
+        high = tl.where(enough, middle, high)
+        low = tl.where(enough, low, middle + 1)
+    return low
 
 
 @triton.jit
-def _kth(b_key, k, slack, WARPS: tl.constexpr):
-    """A key that at least k reach, and k + slack at most or none without the k-th largest."""
+def _largest(b_key, b_index, k, slack, WARPS: tl.constexpr):
+    """A number of its own, from 0, for each of the k largest keys, and -1 for the others.
+
+    Of equal keys those with the smallest indices are taken. Where it is quicker up to `slack` more
+    are, without passing over a larger one.
+    """
     if IN_INTERPRETER:
         low = k * 0 + ABSENT
         step = k * 0 + 2**30
@@ -242,15 +344,19 @@ def _kth(b_key, k, slack, WARPS: tl.constexpr):
             enough = tl.sum((b_key >= low + step).to(tl.int32), 0) >= k
             low = tl.where(enough, low + step, low)
             step = step // 2
-        return low
+        m_tie = b_key == low
+        need = k - tl.sum((b_key > low).to(tl.int32), 0)
+        end = _first_of(m_tie, b_index, tl.max(b_index, 0) + 1, need)
+        m_taken = (b_key > low) | (m_tie & (b_index < end))
+        return tl.where(m_taken, tl.cumsum(m_taken.to(tl.int32), 0) - 1, -1)
     SIZE: tl.constexpr = b_key.shape[0]
     N: tl.constexpr = SIZE // (32 * WARPS)
-    code: tl.constexpr = _kth_code(N, WARPS)
-    operands: tl.constexpr = _operands(N, "rrr")
+    code: tl.constexpr = _largest_code(N, WARPS)
+    operands: tl.constexpr = _operands(N, "rrrr")
     b_k = tl.broadcast_to(k, (SIZE,))
-    b_most = tl.broadcast_to(k + slack, (SIZE,))
-    b_low = tl.inline_asm_elementwise(code, operands, [b_key, b_k, b_most], tl.int32, False, N)
-    return tl.max(b_low, 0)
+    b_slack = tl.broadcast_to(slack, (SIZE,))
+    given = [b_key, b_index, b_k, b_slack]
+    return tl.inline_asm_elementwise(code, operands, given, tl.int32, False, N)
 
 
 @triton.jit
@@ -310,19 +416,6 @@ def _choose(b_tally, k, high, width, n_over, shift):
 
 
 @triton.jit
-def _first_of(m_tie, b_index, n, need):
-    """The index below which lie `need` of those in `m_tie`."""
-    low = n * 0
-    high = n
-    while low < high:
-        middle = (low + high) // 2
-        enough = tl.sum((m_tie & (b_index < middle)).to(tl.int32), 0) >= need
-        high = tl.where(enough, middle, high)
-        low = tl.where(enough, low, middle + 1)
-    return low
-
-
-@triton.jit
 def _write(p_out, b_key, b_index, high, width, before, ties, need):
     """Write those above the interval, and as many in it (ties) as `need` allows.
 
@@ -340,23 +433,21 @@ def _write(p_out, b_key, b_index, high, width, before, ties, need):
 
 
 @triton.jit
-def _select(p_from, p_index, p_out, n, k, listed, ROOM: tl.constexpr, WARPS: tl.constexpr):
+def _select(b_ahead, ahead, p_from, p_index, p_out, n, k, listed,
+            ROOM: tl.constexpr, WARPS: tl.constexpr):  # fmt: skip
     """Write the k largest of n values, k <= n <= ROOM; of equal ones those that come first.
 
-    A row's indices are its positions, those of a list (`listed`) at `p_index`.
+    They are in `b_ahead` already if `ahead`. A row's indices are its positions, those of a list
+    (`listed`) at `p_index`.
     """
     o_n = tl.arange(0, ROOM)
-    b_key = _keys(p_from, o_n, n)
-    b_index = tl.load(p_index + o_n, mask=(o_n < n) & listed, other=0, cache_modifier=".cg")
+    m_n = o_n < n
+    b_value = tl.load(p_from + o_n, mask=m_n & (ahead == 0), other=0.0, cache_modifier=".cg")
+    b_key = tl.where(m_n, _key(tl.where(ahead, b_ahead, b_value)), ABSENT)
+    b_index = tl.load(p_index + o_n, mask=m_n & listed, other=0, cache_modifier=".cg")
     b_index = tl.where(listed, b_index, o_n)
-    low = _kth(b_key, k, k * 0, WARPS)
-    m_taken = b_key >= low
-    if tl.sum(m_taken.to(tl.int32), 0) > k:  # then it is the k-th largest itself
-        m_tie = b_key == low
-        need = k - tl.sum((b_key > low).to(tl.int32), 0)
-        end = _first_of(m_tie, b_index, tl.max(b_index, 0) + 1, need)
-        m_taken = m_taken & ~(m_tie & (b_index >= end))
-    tl.store(p_out + _place(m_taken, WARPS), b_index, mask=m_taken)
+    b_place = _largest(b_key, b_index, k, k * 0, WARPS)
+    tl.store(p_out + b_place, b_index, mask=b_place >= 0)
 
 
 @triton.jit
@@ -377,8 +468,8 @@ def _threshold(p_row, n, k, SAMPLE: tl.constexpr, WARPS: tl.constexpr):
     # That many of the sample are among the k largest on average; plus 3.5 deviations.
     mean = k * (SAMPLE * 1.0) / n
     rank = tl.minimum((mean + 3.5 * tl.sqrt(mean) + 3.0).to(tl.int32), SAMPLE)
-    low = _kth(b_key, rank, rank // 16, WARPS)
-    return _least(low)
+    b_number = _largest(b_key, o_s, rank, rank // 16, WARPS)
+    return _least(tl.min(tl.where(b_number >= 0, b_key, MOST), 0))
 
 
 @triton.jit
@@ -491,10 +582,10 @@ def _bounds(p_start, p_end, i_row, next_n, s_end, s_end_next, n_columns,
 
 
 @triton.jit
-def _row(p_row, p_counter, p_value, p_index, p_out, n, k, i_part, n_parts,
+def _row(b_ahead, ahead, p_row, p_counter, p_value, p_index, p_out, n, k, i_part, n_parts,
          KB: tl.constexpr, SAMPLE: tl.constexpr, ROOM: tl.constexpr, LIST: tl.constexpr,
          TILE: tl.constexpr, WARPS: tl.constexpr):  # fmt: skip
-    """One program's part of a row of n values.
+    """One program's part of a row of n values, that are in `b_ahead` already if `ahead`.
 
     p_counter: two numbers, 0 before and after: values on the list, programs that are done.
     p_value, p_index: the list, of LIST values and of ROOM more.
@@ -526,7 +617,7 @@ def _row(p_row, p_counter, p_value, p_index, p_out, n, k, i_part, n_parts,
     elif n <= k:
         _identity(p_out, n, k, KB)
     if (n_from > k) | (listed & (n_from == k)):
-        _select(p_from, p_index, p_out, n_from, k, listed, ROOM, WARPS)
+        _select(b_ahead, ahead, p_from, p_index, p_out, n_from, k, listed, ROOM, WARPS)
 
 
 ARGUMENTS = [
@@ -560,6 +651,10 @@ def topk_kernel(
     memory in between, and repeat `_claim` to save itself that, which is not the same.
     """
     i = tl.program_id(0)
+    o_n = tl.arange(0, ROOM)
+    # More than 8 values a thread would cost a second program per multiprocessor.
+    AHEAD: tl.constexpr = (not USE_START) and ROOM <= 8 * 32 * WARPS
+    ahead = (n_columns <= ROOM) & AHEAD
     if PDL:
         gdc_wait()
     if SPLIT:
@@ -570,18 +665,21 @@ def topk_kernel(
         o_list = i_row.to(tl.int64) * s_list
         p_row = p_logits + i_row.to(tl.int64) * s_row + start
         p_to = p_out + i_row.to(tl.int64) * s_out
-        _row(p_row, p_counter + 2 * i_row, p_value + o_list, p_index + o_list, p_to, n, k,
-             i_part, n_parts, KB, SAMPLE, ROOM, LIST, TILE, WARPS)  # fmt: skip
+        _row(o_n * 0.0, False, p_row, p_counter + 2 * i_row, p_value + o_list, p_index + o_list,
+             p_to, n, k, i_part, n_parts, KB, SAMPLE, ROOM, LIST, TILE, WARPS)  # fmt: skip
     else:
         o_list = i.to(tl.int64) * s_list
         for i_next in range(i, n_rows, n_parts):
             i_row = n_rows * 0 + i_next  # in the interpreter a loop's index is no tensor
+            p_row = p_logits + i_row.to(tl.int64) * s_row
+            # Without waiting for the bounds: both come from memory, and a short row is little else.
+            b_ahead = tl.load(p_row + o_n, mask=ahead & (o_n < n_columns), other=0.0)
             start, n = _bounds(p_start, p_end, i_row, next_n, s_end, s_end_next, n_columns,
                                USE_START, LAST_ONLY)  # fmt: skip
-            p_row = p_logits + i_row.to(tl.int64) * s_row + start
             p_to = p_out + i_row.to(tl.int64) * s_out
-            _row(p_row, p_counter + 2 * i, p_value + o_list, p_index + o_list, p_to, n, k,
-                 n_rows * 0, n_rows * 0 + 1, KB, SAMPLE, ROOM, LIST, TILE, WARPS)  # fmt: skip
+            _row(b_ahead, ahead, p_row + start, p_counter + 2 * i, p_value + o_list,
+                 p_index + o_list, p_to, n, k, n_rows * 0, n_rows * 0 + 1,
+                 KB, SAMPLE, ROOM, LIST, TILE, WARPS)  # fmt: skip
             tl.debug_barrier()
 
 
