@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_wait
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from glm5_kernel.ops.portable import IN_INTERPRETER
 
@@ -657,6 +657,7 @@ def topk_kernel(
     ahead = (n_columns <= ROOM) & AHEAD
     if PDL:
         gdc_wait()
+        gdc_launch_dependents()
     if SPLIT:
         i_row = i % n_rows
         i_part = i // n_rows
