@@ -31,6 +31,7 @@ def attend(heads: int, topk: int, dtype: torch.dtype, device: torch.device, *, f
             0.1,
             block_table=_integers(8, 140, device=device),
             request_ids=_integers(tokens, device=device),
+            lengths=_integers(tokens, device=device),
         )
 
 

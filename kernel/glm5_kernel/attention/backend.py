@@ -101,6 +101,7 @@ class TritonMLASparseMetadata(api.AttentionMetadata):
         block_table: [requests, pages] int32.
         req_id_per_token: [tokens] int32.
         num_decodes: requests that go to the sparse kernel whatever their length.
+        lengths: [tokens] int32: how many indices of each token's row count.
     """
 
     num_reqs: int
@@ -120,6 +121,7 @@ class TritonMLASparseMetadata(api.AttentionMetadata):
     prefill_max_seq_len: int
     prefill: Any = None
     cp_kv_cache_interleave_size: int = 1
+    lengths: Tensor | None = None
 
 
 class TritonMLASparseMetadataBuilder(api.SparseMLACommonMetadataBuilder):
@@ -131,6 +133,35 @@ class TritonMLASparseMetadataBuilder(api.SparseMLACommonMetadataBuilder):
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
         self._init_reorder_batch_threshold(SHORT_EXTEND, supports_spec_as_decode=True)
+        tokens = self.vllm_config.scheduler_config.max_num_batched_tokens
+        # One buffer for all steps: a captured CUDA graph keeps its address.
+        self._lengths = torch.zeros(tokens, dtype=torch.int32, device=self.device)
+        self._numbers = torch.arange(1, tokens + 1, dtype=torch.int32, device=self.device)
+
+    def build(
+        self,
+        common_prefix_len: int,
+        common_attn_metadata: object,
+        fast_build: bool = False,
+    ) -> TritonMLASparseMetadata:
+        metadata: TritonMLASparseMetadata = super().build(
+            common_prefix_len, common_attn_metadata, fast_build
+        )
+        metadata.lengths = self._lengths_of(metadata)
+        return metadata
+
+    def _lengths_of(self, batch: TritonMLASparseMetadata) -> Tensor:
+        """As many as a token sees of its request, itself included, and at most the top-k.
+
+        The indexer lists what there is first, then −1: with a context shorter than the top-k most
+        of a row would be gathered for nothing.
+        """
+        requests, tokens = batch.num_reqs, batch.num_actual_tokens
+        # Of the batch's token i, which belongs to request r: seq_lens[r] − (ends[r] − 1 − i).
+        before = batch.seq_lens[:requests] - batch.query_start_loc[1 : requests + 1]
+        found = self._lengths[:tokens]
+        torch.index_select(before, 0, batch.req_id_per_token, out=found)
+        return found.add_(self._numbers[:tokens]).clamp_(0, self.topk_tokens)
 
 
 class TritonMLASparseImpl(api.SparseMLACommonImpl):
@@ -241,6 +272,7 @@ class TritonMLASparseImpl(api.SparseMLACommonImpl):
             rope_dim=self.qk_rope_head_dim,
             block_table=metadata.block_table,
             request_ids=metadata.req_id_per_token[rows],
+            lengths=None if metadata.lengths is None else metadata.lengths[rows],
             workspace=take(self._workspace_bytes),
             deterministic=self._deterministic,
         )

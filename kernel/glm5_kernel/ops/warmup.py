@@ -70,7 +70,8 @@ def warm_attention(
     for chosen in plans:
         sparse_mla(
             q, cache, indices, 1.0, latent_dim=latent_dim, rope_dim=rope_dim,
-            block_table=nothing, request_ids=nothing[0, :1], force_plan=chosen,
+            block_table=nothing, request_ids=nothing[0, :1], lengths=nothing[0, :1],
+            force_plan=chosen,
         )  # fmt: skip
     return len(plans)
 

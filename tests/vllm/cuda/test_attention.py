@@ -194,6 +194,37 @@ def test_what_the_builder_tells() -> None:
     assert metadata.req_id_per_token.tolist() == requests
     assert torch.equal(metadata.block_table, batch.block_table)
     assert (metadata.block_size, metadata.topk_tokens) == (BLOCK, TOPK)
+    assert metadata.lengths is not None
+    assert metadata.lengths.tolist() == [min(at + 1, TOPK) for _, at in batch.rows]
+
+
+def test_lengths_of_padding_and_of_the_next_batch() -> None:
+    """A captured CUDA graph reads them where they were when it was captured."""
+    with set_current_vllm_config(VllmConfig()):
+        config = configuration(topk=TOPK, heads=HEADS)
+        builder = TritonMLASparseMetadataBuilder(spec(), ["layer"], config, CPU)
+    common = Batch((Request(1, 7), Request(1, 90), Request(1, 0))).common()
+    common.seq_lens[2] = 0
+    first = builder.build(0, common).lengths
+    assert first.tolist() == [8, TOPK, 0]
+    second = builder.build(0, Batch((Request(1, 2), Request(2, 5))).common()).lengths
+    assert second.tolist() == [3, 6, 7]
+    assert second.data_ptr() == first.data_ptr()
+
+
+@pytest.mark.usefixtures("pool")
+@pytest.mark.parametrize("kv", ["auto", "fp8_ds_mla"])
+def test_nothing_behind_a_tokens_length_is_read(kv: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    layer, metadata = implementation(monkeypatch, kv), built(MIXED)
+    choose(MIXED, layer.topk_indices_buffer)
+    kv_cache, q = cache(MIXED, kv), torch.cat(queries(), dim=-1)
+    wanted = expected(layer, q, kv_cache, metadata)
+    short = layer.topk_indices_buffer == -1
+    layer.topk_indices_buffer[short] = 0
+    assert short[: MIXED.tokens].any()
+    found = layer.forward_mqa(q, kv_cache, metadata, None)
+    assert_close(found, wanted, torch.bfloat16)
 
 
 RELEASE_HAS_DENSE_PREFILL = hasattr(api.SparseMLACommonImpl, "forward_mha")
