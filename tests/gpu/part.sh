@@ -9,6 +9,8 @@
 #   pytest       both, one after the other
 #   warmup       of the former, whether a server compiles while it serves
 #   indexer      the indexer's benchmark; needs the GPU for itself
+#   served       the attention kernel as a server calls it, beside vLLM's; needs the GPU for itself
+#   sweep        and in other configurations
 #   parity       our attention and indexer against stock vLLM: the same answers
 #   throughput   and as fast
 #   stress       our servers under long prompts, five rounds: does one hang?
@@ -37,7 +39,7 @@ export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 NVSHMEM_DISABLE_NVL
 
 case $part in
   pytest) limit=330 ;;
-  indexer) limit=200 ;;
+  indexer | served | sweep) limit=200 ;;
   gguf-tp2 | serve-tp2) limit=250 ;;
   stress | profile) limit=330 ;;
   gguf) limit=330 ;;
@@ -117,6 +119,12 @@ case $part in
   indexer)
     on_site python3 benchmarks/indexer.py --replays 1 > "$out/warm.txt"
     on_site python3 benchmarks/indexer.py --output "$out/indexer-h200.json" "$@"
+    ;;
+  served)
+    on_site python3 benchmarks/sparse_mla_served.py --output "$out/sparse_mla_served-h200.json" "$@"
+    ;;
+  sweep)
+    on_site python3 benchmarks/sparse_mla_served.py --sweep --output "$out/sweep.json" "$@"
     ;;
   throughput) serve --part throughput "$@" ;;
   parity) serve --part stock --part ours "$@" ;;

@@ -38,7 +38,7 @@ def used(command: str) -> list[str]:
 
 
 def test_there_is_a_plan() -> None:
-    assert len(COMMANDS) == 10
+    assert len(COMMANDS) == 11
     assert {part for names in STATED for part in names.split(", ")} == PARTS
 
 
@@ -54,9 +54,9 @@ def test_a_command_can_be_run(command: str) -> None:
 
 
 def test_the_plans_bring_what_is_wanted() -> None:
-    wanted = {"model", "measured", "host", "parity", "gguf", "warmup"}
+    wanted = {"model", "measured", "host", "parity", "gguf", "warmup", "served", "sweep"}
     several, one = README.split("## On one H200")
-    assert {*wanted, "host-tp2", "stress", "serve-tp2", "kernels"} <= set(used(several))
+    assert {*wanted, "host-tp2", "serve-tp2", "kernels"} <= set(used(several))
     assert wanted <= {*used(one), "model"}
     (given,) = words("gguf", next(each for each in COMMANDS if "zero()" in each))
     options = gguf.parse(given[1:])

@@ -192,11 +192,12 @@ def test_the_page_shows_ratios_and_what_is_missing() -> None:
         "throughput": [
             {**row, "impl": "flashmla-bf16", "tokens_per_s": 100.0, "rounds": [100.0]},
             {**row, "impl": "ours-bf16", "tokens_per_s": 99.0, "rounds": [99.0]},
+            {**row, "impl": "ours-fp8", "tokens_per_s": 7.0, "rounds": [7.0]},
         ],
     }
     text = page.text(document)
     assert "| ours-bf16 | 0.0333 | 0.1000 | 0.50 |" in text
-    assert "99 (0.99)" in text
+    assert "| 100 | 99 (0.99, 0.99–0.99) | 7 |" in text
     assert "Not measured yet." in page.text({**document, "throughput": []})
 
 
@@ -335,10 +336,26 @@ def test_figures_are_medians_over_rounds() -> None:
     (row,) = throughput.rows({("ours-bf16", (8, 1000)): runs}, 24)
     assert row["tokens_per_s"] == 20
     assert row["rounds"] == [10, 30, 20]
-    note = page.rounds_note([row])
-    assert "24 layers here; 3 rounds" in note
-    assert "up to 3.00 ×. Shares nearer" in note
     assert (row["concurrency"], row["prompt_tokens"], row["impl"]) == (8, 1000, "ours-bf16")
+
+
+def test_shares_are_taken_round_by_round_and_misses_are_named() -> None:
+    """A round in which the machine is slow is slow for both."""
+    load, rounds = {"concurrency": 8, "prompt_tokens": 1000, "layers": 24}, [10.0, 30.0, 20.0]
+    rows = [
+        {**load, "impl": "flashmla-bf16", "tokens_per_s": 20, "rounds": rounds},
+        {**load, "impl": "flashattn-bf16", "tokens_per_s": 10, "rounds": [10.0] * 3},
+        {**load, "impl": "ours-bf16", "tokens_per_s": 18, "rounds": [9.0, 27.0, 18.0]},
+        {**load, "impl": "flashmla-fp8", "tokens_per_s": 20, "rounds": rounds},
+        {**load, "impl": "ours-fp8", "tokens_per_s": 20, "rounds": [11.0, 29.0, 20.0]},
+    ]
+    found = page.by_load(rows)[8, 1000]
+    assert page.shares(found, "ours-bf16") == pytest.approx([0.9] * 3)
+    assert page.shares(found, "flashmla-bf16") == []
+    note = page.rounds_note(rows)
+    assert "24 layers here; 3 rounds." in note
+    assert "missed by ours-bf16 at 8 × 1,000." in note
+    assert "missed" not in page.rounds_note([row for row in rows if row["impl"] != "ours-bf16"])
 
 
 def test_every_server_gets_the_same_requests() -> None:

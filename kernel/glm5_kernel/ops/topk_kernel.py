@@ -657,6 +657,7 @@ def topk_kernel(
     ahead = (n_columns <= ROOM) & AHEAD
     if PDL:
         gdc_wait()
+        # What follows may take its place meanwhile; it waits for this kernel's end itself.
         gdc_launch_dependents()
     if SPLIT:
         i_row = i % n_rows
