@@ -11,6 +11,7 @@
 #   indexer      the indexer's benchmark; needs the GPU for itself
 #   served       the attention kernel as a server calls it, beside vLLM's; needs the GPU for itself
 #   sweep        and in other configurations
+#   stalls       what its warps wait for in a prefill of 8,000 tokens, by ncu
 #   parity       our attention and indexer against stock vLLM: the same answers
 #   throughput   and as fast
 #   stress       our servers under long prompts, five rounds: does one hang?
@@ -39,7 +40,7 @@ export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 NVSHMEM_DISABLE_NVL
 
 case $part in
   pytest) limit=330 ;;
-  indexer | served | sweep) limit=200 ;;
+  indexer | served | sweep | stalls) limit=200 ;;
   gguf-tp2 | serve-tp2) limit=250 ;;
   stress | profile) limit=330 ;;
   gguf) limit=330 ;;
@@ -125,6 +126,13 @@ case $part in
     ;;
   sweep)
     on_site python3 benchmarks/sparse_mla_served.py --sweep --output "$out/sweep.json" "$@"
+    ;;
+  stalls)
+    on_site ncu --clock-control none --kernel-name split_kernel --launch-count 1 --set full \
+      -f -o "$out/stalls" python3 benchmarks/sparse_mla_served.py --replays 1 --heads 16 --shape 9 "$@"
+    ncu -i "$out/stalls.ncu-rep" --page details > "$out/details.txt"
+    ncu -i "$out/stalls.ncu-rep" --page source --csv > "$out/source.csv"
+    grep -E 'Duration|Throughput|Stall|Eligible|Registers|Achieved|Hit Rate' "$out/details.txt"
     ;;
   throughput) serve --part throughput "$@" ;;
   parity) serve --part stock --part ours "$@" ;;
