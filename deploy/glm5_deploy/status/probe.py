@@ -129,7 +129,11 @@ def read_load(host: Host, target: Target) -> Load | None:
             response = client.get("/metrics", timeout=5.0)
         except httpx.HTTPError:
             return None
-    return parse_load(response.text, time.monotonic()) if response.status_code == 200 else None
+    if response.status_code != 200:
+        return None
+    # The format is UTF-8, whatever charset something else there claims.
+    text = response.content.decode("utf-8", errors="replace")
+    return parse_load(text, time.monotonic())
 
 
 def parse_probe(text: str) -> Snapshot:

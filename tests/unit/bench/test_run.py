@@ -18,6 +18,7 @@ from glm5_deploy.hosts.command import Command, Secret
 from glm5_deploy.hosts.fake import Expected, FakeHost
 from glm5_deploy.report.events import Silent
 from glm5_deploy.run.cancel import Cancel, InterruptedRunError
+from glm5_deploy.smoke.api import Api
 from glm5_deploy.stages.record import RecordError
 
 from tests.fakes import openai_server
@@ -229,6 +230,16 @@ def test_servers_that_are_refused(flags: list[str], message: str, serve: Serve) 
     with pytest.raises(PreflightError, match=message) as refused:
         bench(target, host)[0].run()
     assert refused.value.hint
+
+
+def test_a_server_of_another_kind_is_refused(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, host = serve()
+    host.expected.append(looked())
+    monkeypatch.setattr(Api, "get", lambda *_: {"data": 5})
+    with pytest.raises(PreflightError, match="no list of objects as data in"):
+        bench(target, host)[0].run()
 
 
 def test_a_server_that_does_not_listen_is_refused(serve: Serve) -> None:
