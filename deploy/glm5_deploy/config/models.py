@@ -260,7 +260,7 @@ class Engine(Model):
     base: Base | None = Field(
         default=None, description="Instead of a lock: the vLLM that the host has already."
     )
-    python: Annotated[str, Field(pattern=r"^3\.\d+$")] = Field(
+    python: Annotated[str, Field(pattern=r"^3\.[0-9]+$")] = Field(
         default="3.12", description="Version of Python on the host; with base, the base's counts."
     )
     kernel: bool = Field(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from glm5_deploy.config.models import Target
+from glm5_deploy.config.numbers import natural
 from glm5_deploy.errors import ExitCode
 from glm5_deploy.hosts.command import script
 from glm5_deploy.hosts.host import Host
@@ -171,7 +172,7 @@ def parse_gpu(line: str) -> Gpu | None:
 
 
 def _integer(text: str) -> int | None:
-    return int(text) if text.strip().isdigit() else None
+    return natural(text.strip())
 
 
 def outcome(name: str, snapshot: Snapshot, seconds: float = 0.0) -> HostOutcome:

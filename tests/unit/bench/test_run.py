@@ -232,9 +232,7 @@ def test_servers_that_are_refused(flags: list[str], message: str, serve: Serve) 
     assert refused.value.hint
 
 
-def test_a_server_of_another_kind_is_refused(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_of_another_kind_is_refused(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     target, host = serve()
     host.expected.append(looked())
     monkeypatch.setattr(Api, "get", lambda *_: {"data": 5})
