@@ -4,6 +4,7 @@ top of the host's own vLLM; and what is said of a model's files.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import io
 import json
@@ -327,6 +328,57 @@ def test_a_wheelhouse_serves_a_host_without_an_index(
     assert pruned["removed"] == 1
     run(cli, alone, "up")
     assert show(fresh_host, "ActiveState")["ActiveState"] == "active"
+
+
+INDEX = "http://127.0.0.1:8123/simple"
+
+
+def test_an_index_is_tried_before_anything_is_changed(
+    cli: Cli, alone: Deployment, fresh_host: BedHost
+) -> None:
+    """One that does not answer, one without the package, and one that the engine comes from."""
+    folder = "/tmp/glm5-index"
+    page = f"{folder}/simple/fake-engine"
+    alone.defaults = {"wheelhouse": None, "index_url": INDEX}
+    wheel = next((alone.folder / "wheels").iterdir())
+    # The machine that the hosts were made on may have settings of its own.
+    fresh_host.exec(["sh", "-c", "[ ! -d /etc/uv ] || mv /etc/uv /etc/uv-away"])
+    try:
+        refused = run(cli, alone, "up", expect=1)
+        said = " ".join(refused.output.split())
+        assert f"index: {INDEX}: " in said
+        assert "glm5-deploy wheelhouse" in said
+        assert not exists(fresh_host, ROOT)
+        fresh_host.exec(["mkdir", "-p", f"{folder}/simple"])
+        fresh_host.exec(
+            ["systemd-run", "--quiet", "--unit=index", "python3", "-m", "http.server",
+             "--bind", "127.0.0.1", "--directory", folder, "8123"]
+        )  # fmt: skip
+        eventually(lambda: ":8123" in fresh_host.exec(["ss", "-Hltn"]).stdout)
+        assert index_row(cli, alone, expect=1) == (
+            "failed",
+            f"{INDEX} has no fake-engine: HTTP 404",
+        )
+
+        fresh_host.exec(["mkdir", "-p", page])
+        data = base64.b64encode(wheel.read_bytes()).decode()
+        fresh_host.exec(["sh", "-c", f"base64 -d > {page}/{wheel.name}"], input=data)
+        fresh_host.exec(["tee", f"{page}/index.html"], input=f'<a href="{wheel.name}">wheel</a>')
+        assert index_row(cli, alone) == ("passed", f"{INDEX} answers")
+        run(cli, alone, "up")
+        assert show(fresh_host, "ActiveState")["ActiveState"] == "active"
+    finally:
+        fresh_host.exec(["systemctl", "stop", "index"], check=False)
+        fresh_host.exec(["rm", "-rf", folder])
+        fresh_host.exec(["sh", "-c", "[ ! -d /etc/uv-away ] || mv /etc/uv-away /etc/uv"])
+    # What is installed needs no index any more.
+    assert run(cli, alone, "up", "--json").json["hosts"]["node1"]["status"] == "unchanged"
+
+
+def index_row(cli: Cli, alone: Deployment, expect: int = 0) -> tuple[str, str]:
+    checks = run(cli, alone, "preflight", "--json", expect=expect).json["hosts"]["node1"]["checks"]
+    (row,) = (row for row in checks if row["name"] == "index")
+    return row["status"], row["detail"]
 
 
 BASE_SITE = "/opt/their packages/site"

@@ -15,7 +15,7 @@ LAYERS = (
     {"local_command", "kernel_package", "kernel_wheel", "onhost"},
     {"config", "hosts"},
     {"locks", "report", "logs"},
-    {"stages", "kernel_doctor", "rehearsal"},
+    {"stages", "kernel_doctor", "package_index", "rehearsal"},
     {"memory", "smoke"},
     {"run", "status"},
     {"bench", "demo"},

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from glm5_deploy.config.numbers import natural
 from glm5_deploy.errors import PreflightError, UsageError
 
 CONCURRENCY = (1, 8, 64)
@@ -69,19 +70,15 @@ def parse_numbers(option: str, text: str) -> tuple[int, ...]:
         UsageError: something in it is no whole number from 1 to `MOST`.
     """
     words = [word.strip() for word in text.split(",")]
-    wrong = [word for word in words if not _is_number(word)]
+    numbers = {word: natural(word) or 0 for word in words}
+    wrong = [word for word in words if not 0 < numbers[word] <= MOST]
     if wrong:
         raise UsageError(
             f"{option} {text[:40]}: {wrong[0][:40] or 'nothing'} is no whole number from 1 to"
             f" {MOST:,}",
             f"separate numbers with commas: {option} 1,8",
         )
-    return tuple(dict.fromkeys(map(int, words)))
-
-
-def _is_number(word: str) -> bool:
-    # Python refuses to read thousands of digits.
-    return word.isdecimal() and len(word) <= len(str(MOST)) and 0 < int(word) <= MOST
+    return tuple(dict.fromkeys(numbers.values()))
 
 
 def requests(concurrency: int, prompt_tokens: int) -> int:

@@ -20,7 +20,7 @@ from glm5_deploy.onhost import program
 from glm5_deploy.report.events import Events
 from glm5_deploy.report.outcome import Check, ErrorReport, HostOutcome
 from glm5_deploy.run.cancel import Cancel, InterruptedRunError
-from glm5_deploy.run.jobs import run_job
+from glm5_deploy.run.jobs import end_job, run_job
 from glm5_deploy.stages.change import Transient
 from glm5_deploy.stages.observed import Paths
 
@@ -128,8 +128,7 @@ class BenchRun:
                 note=lambda text: self.events.note(name, text),
             )  # fmt: skip
         except InterruptedRunError:
-            stop = command("systemctl", "stop", "--", f"{job.unit}.service")
-            self.host.run(stop, sudo=True, check=False)
+            end_job(self.host, job.unit)
             raise
         except CommandFailedError:
             # Of two who follow the same one, the first to see its end clears the unit away.

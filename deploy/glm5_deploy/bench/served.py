@@ -10,7 +10,7 @@ from glm5_deploy.config.models import Target
 from glm5_deploy.errors import PreflightError
 from glm5_deploy.hosts.command import Secret, command, script
 from glm5_deploy.hosts.host import Host
-from glm5_deploy.smoke.api import AnswerError, Api
+from glm5_deploy.smoke.api import AnswerError, Api, number, records, shorten
 from glm5_deploy.stages.record import parse_record
 from glm5_deploy.status.probe import read_load
 
@@ -113,22 +113,21 @@ def ask(host: Host, target: Target, api_key: Secret | None) -> Answering:
         api = Api(client, name, time.monotonic() + 4 * _SECONDS, _SECONDS)
         try:
             status = api.status("/health")
-            models = api.get("/v1/models").get("data") if status == 200 else None
+            rows = records(api.get("/v1/models"), "data") if status == 200 else []
         except AnswerError as error:
             raise _refused(host.name, error) from error
     if status != 200:
         hint = f"wait until it is: glm5-deploy status --host {host.name}"
         raise PreflightError(f"the server is not healthy: /health answers {status}", hint)
-    rows = [row for row in models or [] if isinstance(row, dict)]
     found = next((row for row in rows if row.get("id") == name), None)
     if found is None:
-        names = ", ".join(str(row.get("id")) for row in rows) or "nothing"
+        names = shorten(", ".join(str(row.get("id")) for row in rows)) or "nothing"
         raise PreflightError(
             f"the server serves {names}, not {name}", f"glm5-deploy up --host {host.name}"
         )
-    room, load = found.get("max_model_len"), read_load(host, target)
+    load = read_load(host, target)
     busy = 0 if load is None else load.running + load.waiting
-    return Answering(room if isinstance(room, int) else None, busy)
+    return Answering(number(found.get("max_model_len")), busy)
 
 
 def _refused(host: str, error: AnswerError) -> PreflightError:

@@ -139,6 +139,7 @@ def _inspect(job: Job) -> tuple[str, HostOutcome]:
 
     require_kernel_package()
     from glm5_kernel.gguf.inspect import as_json, as_text
+    from glm5_kernel.gguf.tables import terminal_width
 
     try:
         with model_place(job.host, job.target, job.peer) as place:
@@ -155,7 +156,7 @@ def _inspect(job: Job) -> tuple[str, HostOutcome]:
         error=problem,
         data={"model": document},
     )
-    return as_text(found), outcome
+    return as_text(found, terminal_width()), outcome
 
 
 def register(app: typer.Typer) -> None:

@@ -42,13 +42,18 @@ def preflight(
 
 def _look(job: Job) -> HostOutcome:
     from glm5_deploy.memory.check import rows as memory
+    from glm5_deploy.package_index import rows as index
     from glm5_deploy.report.outcome import ErrorReport, HostOutcome
     from glm5_deploy.stages.observed import observe
     from glm5_deploy.stages.preflight import preflight as examine
 
     desired = job.desired()
     observed = observe(job.host, job.target)
-    rows = (*examine(desired, observed), *memory(job.host, desired, observed, job.peer))
+    rows = (
+        *examine(desired, observed),
+        *index(job.host, desired, observed),
+        *memory(job.host, desired, observed, job.peer),
+    )
     failed = [row.name for row in rows if row.status == "failed"]
     error = ErrorReport(f"not ready: {', '.join(failed)}") if failed else None
     return HostOutcome(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from glm5_deploy.config.errors import ConfigErrors, ConfigProblem
 from glm5_deploy.config.node import Node
+from glm5_deploy.config.numbers import natural
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +95,10 @@ def _is_ipv6(text: str) -> bool:
 def _port(text: str | None, whole: str) -> int | None:
     if text is None:
         return None
-    if not (text.isascii() and text.isdecimal()) or not 1 <= int(text[:6]) <= 65535:
+    port = natural(text)
+    if port is None or not 1 <= port <= 65535:
         raise _wrong(whole, f"`{text}` is no port (1 to 65535)")
-    return int(text)
+    return port
 
 
 def _wrong(text: str, message: str) -> ConfigErrors:

@@ -123,6 +123,20 @@ def same_unit_problems(targets: Sequence[tuple[Target, Node]]) -> list[ConfigPro
     return problems
 
 
+# --- a host's settings ---------------------------------------------------------------------------
+
+
+def settings_problems(settings: Node) -> list[ConfigProblem]:
+    """Contradictions in what a host's levels come to together."""
+    wheelhouse, index = settings.at("wheelhouse"), settings.at("index_url")
+    if wheelhouse is None or not wheelhouse.text or index is None or not index.text:
+        return []
+    place = f"{shown_file(wheelhouse.file)}:{wheelhouse.key_line}"
+    message = f"`wheelhouse` is set too ({place}), beside which no index is used"
+    hint = "keep one of them; null removes one that `defaults` or a group brings"
+    return [index.problem(message, hint, at_key=True)]
+
+
 # --- a profile -----------------------------------------------------------------------------------
 
 

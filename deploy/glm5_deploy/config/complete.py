@@ -10,6 +10,7 @@ from glm5_deploy.config.checks import (
     file_problems,
     profile_problems,
     profile_warnings,
+    settings_problems,
 )
 from glm5_deploy.config.errors import ConfigErrors, ConfigProblem, elsewhere
 from glm5_deploy.config.locks import local_lock
@@ -49,6 +50,7 @@ def complete(name: str, groups: tuple[str, ...], settings: Node, profile: Node) 
     read_profile, in_profile = validate(Profile, located)
     found = [
         *in_settings,
+        *settings_problems(placed),
         *(problem for _, problem in in_profile),
         *profile_problems(located),
         # A wrong key in `engine` may be the very lock that would be missed here.

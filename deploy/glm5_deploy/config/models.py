@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from glm5_deploy.config.dotted import together
+
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)]
 """A name that is safe as a file name, a unit name and a YAML key."""
 
@@ -260,7 +262,7 @@ class Engine(Model):
     base: Base | None = Field(
         default=None, description="Instead of a lock: the vLLM that the host has already."
     )
-    python: Annotated[str, Field(pattern=r"^3\.\d+$")] = Field(
+    python: Annotated[str, Field(pattern=r"^3\.[0-9]+$")] = Field(
         default="3.12", description="Version of Python on the host; with base, the base's counts."
     )
     kernel: bool = Field(
@@ -285,15 +287,20 @@ class Serve(Model):
 
     @property
     def options(self) -> dict[str, Argument]:
-        """`args` by the names that vLLM knows them by; what is null is left out."""
-        return {option_name(key): value for key, value in self.args.items() if value is not None}
+        """`args` as vLLM reads them: by its names, parts that are given with dots together, and
+        what is null left out.
+        """
+        given = {option_name(key): value for key, value in self.args.items() if value is not None}
+        return together(given)
 
 
 def option_name(key: str) -> str:
     """One name for what vLLM takes with dashes and underscores alike: ``max_model_len`` is
-    ``max-model-len`` (vllm/utils/argparse_utils.py, `FlexibleArgumentParser`).
+    ``max-model-len``. Behind a dot is a key of the argument's own, which stays as it is
+    (vllm/utils/argparse_utils.py, `FlexibleArgumentParser`).
     """
-    return key.replace("_", "-")
+    name, dot, inner = key.partition(".")
+    return name.replace("_", "-") + dot + inner
 
 
 class Gpus(Model):

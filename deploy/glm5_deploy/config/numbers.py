@@ -1,4 +1,4 @@
-"""Numbers as vLLM's command line reads them."""
+"""Numbers as programs print them, and as vLLM's command line reads them."""
 
 from __future__ import annotations
 
@@ -15,6 +15,15 @@ UTILIZATION = 0.92
 `CacheConfig.gpu_memory_utilization`)."""
 
 _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def natural(text: str) -> int | None:
+    """A whole number from 0 in plain digits, or None.
+
+    `str.isdigit` is true of ``²``, which `int` refuses, and digits of other scripts are none that a
+    program prints or reads. 20 digits hold 64 bits: `int` refuses thousands of them.
+    """
+    return int(text) if re.fullmatch(r"[0-9]{1,20}", text) else None
 
 
 def whole(key: str, value: object) -> int | None:

@@ -44,6 +44,7 @@ def serving_problems(profile: Node, read: Profile) -> list[ConfigProblem]:
     if any(key in arguments for key in _ELSEWHERE):
         return []
     return [
+        *_passed_over(arguments),
         *_sizes(arguments),
         *_workers(profile, read, arguments),
         *_shares(arguments),
@@ -58,6 +59,16 @@ def runs_vllm(read: Profile) -> bool:
     """Whether the engine is ``vllm serve``."""
     command = read.engine.command
     return "serve" in command[1:] and command[0].rpartition("/")[2] == "vllm"
+
+
+def _passed_over(arguments: Mapping[str, Node]) -> Iterator[ConfigProblem]:
+    """vLLM makes one mapping of what is given with dots, which takes the place of a whole one."""
+    for name, node in arguments.items():
+        part = next((key for key in arguments if key.startswith(f"{name}.")), None)
+        if part is not None and "." not in name:
+            hint = f"write all of it as one mapping under `{name}`, or all with dots"
+            message = f"vLLM passes over it where `{part}` is given"
+            yield node.problem(message, hint, at_key=True)
 
 
 def _sizes(arguments: Mapping[str, Node]) -> Iterator[ConfigProblem]:

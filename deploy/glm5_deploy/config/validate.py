@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 from glm5_deploy.config.errors import ConfigProblem, KeyPath
 from glm5_deploy.config.models import Model
 from glm5_deploy.config.node import Node
+from glm5_deploy.config.numbers import natural
 
 M = TypeVar("M", bound=Model)
 
@@ -118,7 +119,7 @@ _PATTERNS = {
     "^[A-Za-z_][A-Za-z0-9_]*$": (
         "a variable's name holds letters, digits and `_`, and does not begin with a digit"
     ),
-    r"^3\.\d+$": 'a Python version is such as "3.12"',
+    r"^3\.[0-9]+$": 'a Python version is such as "3.12"',
     "^[a-z_][a-z0-9_-]{0,31}$": (
         "a user's name holds small letters, digits, `_` and `-`, 32 at most"
     ),
@@ -153,7 +154,7 @@ def _type_hint(node: Node, kind: str) -> str | None:
 
 
 def _is_number(text: str | None) -> bool:
-    return text is not None and text.replace(".", "", 1).isdecimal()
+    return text is not None and natural(text.replace(".", "", 1)) is not None
 
 
 def _limit(kind: str, context: Mapping[str, Any], node: Node) -> str | None:

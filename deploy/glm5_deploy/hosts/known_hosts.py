@@ -140,7 +140,7 @@ def lookup_names(host_key_name: str) -> tuple[str, ...]:
     """The names under which a key may be filed: ``[host]:port``, and, as OpenSSH accepts, the bare
     host.
     """
-    bare = re.fullmatch(r"\[(.*)\]:\d+", host_key_name)
+    bare = re.fullmatch(r"\[(.*)\]:[0-9]+", host_key_name)
     return (host_key_name, bare[1]) if bare else (host_key_name,)
 
 

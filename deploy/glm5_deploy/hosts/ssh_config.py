@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from glm5_deploy.config.models import Connection
+from glm5_deploy.config.numbers import natural
 from glm5_deploy.errors import UnreachableError, UsageError
 
 DEFAULT_CONNECT_TIMEOUT = 10.0
@@ -94,9 +95,10 @@ def parse_hop(text: str) -> Hop:
         host, _, port = rest.partition(":")
     else:
         host, port = rest, ""
-    if not host or host.startswith("-") or (port and not port.isdigit()):
+    number = natural(port)
+    if not host or host.startswith("-") or (port and number is None):
         raise UsageError(f"proxy jump {text!r} is not user@host:port")
-    return Hop(host, user if at else None, int(port) if port else None)
+    return Hop(host, user if at else None, number)
 
 
 def parse_options(text: str) -> Options:
@@ -210,7 +212,7 @@ def _route(alias: str, connection: Connection, options: Options) -> Route:
         proxy_command=None if proxy == "none" else expand(proxy, tokens),
         jumps=(),
         connect_timeout=connection.connect_timeout
-        or (float(timeout) if timeout.isdigit() and int(timeout) else DEFAULT_CONNECT_TIMEOUT),
+        or float(natural(timeout) or DEFAULT_CONNECT_TIMEOUT),
         known_hosts=(own_hosts.expanduser(),)
         if own_hosts
         else split_paths(first("userknownhostsfile", ""), tokens),

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from glm5_deploy.config.models import Target
+from glm5_deploy.config.numbers import natural
 from glm5_deploy.errors import ExitCode, UsageError
 from glm5_deploy.report.events import Events
 from glm5_deploy.report.outcome import ErrorReport, HostOutcome
@@ -29,12 +30,12 @@ def batches(count: int, serial: str | None) -> list[int]:
     if serial is None or count == 0:
         return [count] if count else []
     text = serial.strip()
-    number = text.removesuffix("%")
-    if not number.isdigit() or int(number) < 1 or (text.endswith("%") and int(number) > 100):
+    number = natural(text.removesuffix("%"))
+    if not number or (text.endswith("%") and number > 100):
         raise UsageError(
             f"--serial {serial}: a number of hosts or a percentage is wanted", "--serial 1"
         )
-    size = max(1, count * int(number) // 100) if text.endswith("%") else int(number)
+    size = max(1, count * number // 100) if text.endswith("%") else number
     return [min(size, count - start) for start in range(0, count, size)]
 
 

@@ -7,8 +7,14 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
-from glm5_deploy.errors import CommandFailedError, CommandTimeoutError, UnreachableError
+from glm5_deploy.errors import (
+    CommandFailedError,
+    CommandTimeoutError,
+    Glm5Error,
+    UnreachableError,
+)
 from glm5_deploy.hosts.command import command, script, without
 from glm5_deploy.hosts.host import Host, Progress
 from glm5_deploy.hosts.remedies import known_remedy
@@ -50,7 +56,7 @@ while :; do
   state=$(systemctl show -p LoadState -p ActiveState -p SubState -p Result -p ExecMainStatus \\
     -p InvocationID -- "$unit")
   case $state in
-    *SubState=running*|*ActiveState=activating*) ;;
+    *SubState=running*|*ActiveState=activating*|*ActiveState=deactivating*) ;;
     *) journalctl --sync 2>/dev/null; break ;;
   esac
   n=$((n + 1)); [ "$n" -ge 10 ] && break; sleep 0.1
@@ -59,7 +65,19 @@ printf '%s\\n\\n' "$state"
 run=$(printf '%s\\n' "$state" | sed -n 's/^InvocationID=//p')
 run=${{run:-$seen}}
 said "$unit" "$run" "$cursor"
-case $state in *SubState=exited*) systemctl stop -- "$unit" 2>/dev/null || : ;; esac
+"""
+
+# A poll leaves everything as it is: one whose answer is lost is asked again.
+_CLEAR = """
+unit=$1.service run=$2
+[ "$(systemctl show -p InvocationID --value -- "$unit")" = "$run" ] || exit 0
+systemctl stop -- "$unit" 2>/dev/null
+systemctl reset-failed -- "$unit" 2>/dev/null || :
+"""
+
+_END = """
+systemctl stop -- "$1.service" 2>/dev/null
+systemctl reset-failed -- "$1.service" 2>/dev/null || :
 """
 
 _EARLIER = {
@@ -128,10 +146,23 @@ def _follow(
             if said is None:
                 lines.append(line)
             progress(*(said or (line, None)))
-        if not state.running:
+        if state.over:
             break
+    _clear(host, job, seen)
     _judge(job, state, lines)
     return tuple(lines)
+
+
+def _clear(host: Host, job: Transient, seen: str) -> None:
+    """Take an ended unit away, one that failed too. What fails here must not hide how it ended:
+    the next start takes it away."""
+    with suppress(Glm5Error):
+        host.run(script(_CLEAR, job.unit, seen), sudo=True, timeout=30, check=False)
+
+
+def end_job(host: Host, unit: str) -> None:
+    """End a job that may still run, and leave nothing of its unit."""
+    host.run(script(_END, unit), sudo=True, check=False)
 
 
 def _look(

@@ -45,6 +45,11 @@ class UnitState:
         return sub == "running" or active == "activating"
 
     @property
+    def over(self) -> bool:
+        """Whether it has ended: one that is being stopped has not yet."""
+        return not self.running and self.properties.get("ActiveState") != "deactivating"
+
+    @property
     def succeeded(self) -> bool:
         return (
             self.properties.get("SubState") == "exited"

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
+from glm5_deploy.config.numbers import natural
 from glm5_deploy.errors import Glm5Error, LockHeldError
 from glm5_deploy.hosts.command import script
 from glm5_deploy.hosts.host import Host, Result
@@ -143,7 +144,8 @@ def parse_holder(output: str) -> Holder | None:
     except ValueError:
         record = {}
     record = record if isinstance(record, dict) else {}
-    left = int(lines[0]) if lines[0].lstrip("-").isdigit() else 0
+    left = natural(lines[0].removeprefix("-")) or 0
+    left = -left if lines[0].startswith("-") else left
     return Holder(lines[1].partition(" ")[0], left, record)
 
 

@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+from glm5_deploy.config.numbers import natural
 from glm5_deploy.errors import CommandFailedError, Glm5Error, PreflightError, UnreachableError
 from glm5_deploy.hosts.command import Command, command, script
 from glm5_deploy.hosts.host import Host, Progress
@@ -222,8 +223,9 @@ def _address(given: str | None, peer: Peer) -> tuple[str, int]:
     if given is None:
         return peer.address, peer.port
     head, _, tail = given.rpartition(":")
-    if head and tail.isdigit() and (":" not in head or head.startswith("[")):
-        return head.strip("[]"), int(tail)
+    port = natural(tail)
+    if head and port is not None and (":" not in head or head.startswith("[")):
+        return head.strip("[]"), port
     return given.strip("[]"), 22
 
 

@@ -59,6 +59,7 @@ class HostRun:
     checks: tuple[Check, ...] = ()
     warnings: tuple[Check, ...] = ()
     memory: tuple[Check, ...] | None = None
+    index: tuple[Check, ...] | None = None
     current: str | None = None
 
     def up(self) -> HostOutcome:
@@ -88,7 +89,11 @@ class HostRun:
         observed = observe(self.host, self.desired.target)
         pending = observed.deployment.pending
         self.current = pending.get("previous") if pending else observed.deployment.current
-        rows = (*preflight(self.desired, observed), *self._memory(observed))
+        rows = (
+            *preflight(self.desired, observed),
+            *self._index(observed),
+            *self._memory(observed),
+        )
         problems = [row for row in rows if row.status == "failed"]
         if problems:
             for row in problems:
@@ -99,6 +104,14 @@ class HostRun:
             raise PreflightError(f"{self.host.name}: nothing was changed\n{text}", hints)
         self.warnings = tuple(row for row in rows if row.status == "warning")
         return observed
+
+    def _index(self, observed: Observed) -> tuple[Check, ...]:
+        """Whether the package index answers: asked once."""
+        if self.index is None:
+            from glm5_deploy.package_index import rows
+
+            self.index = rows(self.host, self.desired, observed)
+        return self.index
 
     def _memory(self, observed: Observed) -> tuple[Check, ...]:
         """Whether the model fits on the GPUs: asked once, and not for the release that serves."""

@@ -94,16 +94,17 @@ class Api:
         asked = {"stream": True, "stream_options": {"include_usage": True}}
         body = self._greedy(prompt, max_tokens) | asked | more
         limit, started = self.remaining(), time.monotonic()
+        until = started + limit
         with (
             _readable(limit),
             self.client.stream("POST", "/v1/completions", json=body, timeout=limit) as response,
         ):
             kind = response.headers.get("content-type", "")
             if response.status_code != 200 or not kind.startswith("text/event-stream"):
-                response.read()
-                _document(response)
-                raise AnswerError(f"no event stream but {_describe(response)}")
-            return _collect(_bounded(response.iter_bytes(), time.monotonic() + limit), started)
+                whole = _whole(response, until)
+                _document(whole)
+                raise AnswerError(f"no event stream but {_describe(whole)}")
+            return _collect(_bounded(response.iter_bytes(), until), started)
 
     def _greedy(self, prompt: str | list[int], max_tokens: int) -> dict[str, Any]:
         return {"model": self.model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
@@ -113,16 +114,19 @@ class Api:
         limit = self.remaining()
         until = time.monotonic() + limit
         with self.client.stream(method, path, timeout=limit, **more) as response:
-            content = b"".join(_bounded(response.iter_bytes(), until))
-        return httpx.Response(
-            response.status_code, headers=_plain(response.headers), content=content
-        )
+            return _whole(response, until)
 
 
-def _plain(headers: httpx.Headers) -> dict[str, str]:
-    """Headers without those that describe an encoding already undone."""
-    dropped = ("content-encoding", "transfer-encoding", "content-length")
-    return {name: value for name, value in headers.items() if name not in dropped}
+def _whole(response: httpx.Response, until: float) -> httpx.Response:
+    """A streamed answer, read to its end."""
+    content = b"".join(_bounded(response.iter_bytes(), until))
+    return httpx.Response(response.status_code, headers=_plain(response.headers), content=content)
+
+
+def _plain(headers: httpx.Headers) -> list[tuple[bytes, bytes]]:
+    """Headers as they came, without those that describe an encoding already undone."""
+    dropped = (b"content-encoding", b"transfer-encoding", b"content-length")
+    return [(name, value) for name, value in headers.raw if name.lower() not in dropped]
 
 
 def _bounded(chunks: Iterator[bytes], until: float) -> Iterator[bytes]:
@@ -141,9 +145,19 @@ def _readable(limit: float) -> Iterator[None]:
     except httpx.TimeoutException as error:
         raise AnswerError(f"no answer within {limit:.0f} s") from error
     except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError) as error:
-        raise AnswerError(f"the connection ended before the answer did ({error})") from error
+        raise AnswerError(_broken(error)) from error
     except httpx.HTTPError as error:
         raise AnswerError(f"{type(error).__name__}: {error}") from error
+
+
+_ENDED = ("Server disconnected", "peer closed connection")
+"""How httpcore and h11 begin to tell of an answer without an end; the rest is no HTTP."""
+
+
+def _broken(error: httpx.TransportError) -> str:
+    if isinstance(error, httpx.RemoteProtocolError) and not str(error).startswith(_ENDED):
+        return f"what answers does not speak HTTP ({shorten(str(error))})"
+    return f"the connection ended before the answer did ({error})"
 
 
 def _document(response: httpx.Response) -> dict[str, Any]:
@@ -152,18 +166,30 @@ def _document(response: httpx.Response) -> dict[str, Any]:
             f"HTTP {response.status_code}: {_message(response)}", response.status_code
         )
     try:
-        found = response.json()
+        found = _json(response.content)
     except ValueError:
         raise AnswerError(f"no JSON but {_describe(response)}") from None
     if not isinstance(found, dict):
-        raise AnswerError(f"a JSON {type(found).__name__} where an object is due")
+        raise AnswerError(f"no JSON object but {_describe(response)}")
     return found
+
+
+def _json(text: str | bytes) -> Any:  # noqa: ANN401
+    """A document.
+
+    Raises:
+        ValueError: it is none, or nested deeper than anything that is meant.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
 
 
 def _message(response: httpx.Response) -> str:
     """The server's own words, from the shapes that vLLM and FastAPI use."""
     try:
-        found = response.json()
+        found = _json(response.content)
     except ValueError:
         return _describe(response) if response.content else "no message"
     error = found.get("error", found.get("detail", found)) if isinstance(found, dict) else found
@@ -172,8 +198,10 @@ def _message(response: httpx.Response) -> str:
 
 
 def _describe(response: httpx.Response) -> str:
+    # Whatever charset it claims: Python knows codecs that are none for text.
+    text = response.content.decode("utf-8", errors="replace")
     kind = response.headers.get("content-type", "an unknown type").partition(";")[0]
-    return f"{kind}: {shorten(response.text)!r}"
+    return f"{kind}: {shorten(text)!r}"
 
 
 def shorten(text: str, limit: int = _LONGEST) -> str:
@@ -187,24 +215,58 @@ def quoted(text: str, limit: int = 60) -> str:
     return repr(text if len(text) <= limit else f"{text[: limit - 1]}…")
 
 
+def shown(value: object) -> str:
+    """Something of an answer in its own notation, shortened."""
+    return shorten(json.dumps(value, ensure_ascii=False))
+
+
+def records(document: dict[str, Any], key: str) -> list[dict[str, Any]]:
+    """A list of objects within an answer.
+
+    Raises:
+        AnswerError: there is none under this key.
+    """
+    found = document.get(key)
+    if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
+        raise AnswerError(f"no list of objects as {key} in {shown(document)}")
+    return found
+
+
 def choice(document: dict[str, Any]) -> dict[str, Any]:
     """The first choice of an answer.
 
     Raises:
         AnswerError: there is none.
     """
-    choices = document.get("choices")
-    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
-        raise AnswerError(f"no choices in {shorten(json.dumps(document))}")
-    found: dict[str, Any] = choices[0]
-    return found
+    found = records(document, "choices")
+    if not found:
+        raise AnswerError(f"no choices in {shown(document)}")
+    return found[0]
+
+
+def completed(document: dict[str, Any]) -> str:
+    """The text of a completion, which may be empty.
+
+    Raises:
+        AnswerError: there is none.
+    """
+    text = choice(document).get("text")
+    if not isinstance(text, str):
+        raise AnswerError(f"no text in {shown(document)}")
+    return text
+
+
+def number(value: object) -> int | None:
+    """A count within an answer, or None where it is none."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        return None
+    return value if 0 <= value < 2**53 else None
 
 
 def usage(document: dict[str, Any], key: str) -> int | None:
     """A count from an answer's usage, or None where the server gives none."""
     counts = document.get("usage")
-    value = counts.get(key) if isinstance(counts, dict) else None
-    return value if isinstance(value, int) else None
+    return number(counts.get(key)) if isinstance(counts, dict) else None
 
 
 def _collect(chunks: Iterator[bytes], started: float) -> Streamed:
@@ -214,7 +276,8 @@ def _collect(chunks: Iterator[bytes], started: float) -> Streamed:
         started: when the request was sent (`time.monotonic`).
 
     Raises:
-        AnswerError: an event is no JSON or an error, or [DONE] or the usage never came.
+        AnswerError: an event is no JSON, an error or of another form, or [DONE] or the usage never
+        came.
     """
     parts: list[str] = []
     stamps: list[float] = []
@@ -225,10 +288,10 @@ def _collect(chunks: Iterator[bytes], started: float) -> Streamed:
         event = _event(data)
         found = usage(event, "completion_tokens")
         count = count if found is None else found
-        for item in event.get("choices") or []:
-            if item.get("text"):
-                parts.append(item["text"])
-                stamps.append(time.monotonic() - started)
+        text = _piece(event)
+        if text:
+            parts.append(text)
+            stamps.append(time.monotonic() - started)
     else:
         raise AnswerError(f"the stream ended without [DONE] after {len(parts)} chunks")
     if count is None:
@@ -236,14 +299,23 @@ def _collect(chunks: Iterator[bytes], started: float) -> Streamed:
     return Streamed("".join(parts), tuple(stamps), count, time.monotonic() - started)
 
 
+def _piece(event: dict[str, Any]) -> str:
+    """The text that an event carries: one of usage alone has no choices."""
+    choices = [] if event.get("choices") is None else records(event, "choices")
+    texts = [item.get("text") for item in choices]
+    if not all(text is None or isinstance(text, str) for text in texts):
+        raise AnswerError(f"a text of the stream is none: {shown(event)}")
+    return "".join(text or "" for text in texts)
+
+
 def _event(data: str) -> dict[str, Any]:
     try:
-        found = json.loads(data)
+        found = _json(data)
     except ValueError:
         raise AnswerError(f"an event of the stream is no JSON: {shorten(data)!r}") from None
     if not isinstance(found, dict):
         raise AnswerError(f"an event of the stream is no object: {shorten(data)!r}")
-    if "error" in found:
+    if found.get("error") is not None:
         error = found["error"]
         raise AnswerError(
             f"an error within the stream: "

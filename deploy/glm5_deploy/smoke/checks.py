@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,7 +13,18 @@ from glm5_deploy.config.models import SmokePrompt
 from glm5_deploy.errors import CommandFailedError, CommandTimeoutError, SudoRefusedError
 from glm5_deploy.kernel_doctor import LIMIT, examine_served, summary
 from glm5_deploy.smoke import backend
-from glm5_deploy.smoke.api import AnswerError, Streamed, choice, quoted, shorten, usage
+from glm5_deploy.smoke.api import (
+    AnswerError,
+    Streamed,
+    choice,
+    completed,
+    number,
+    quoted,
+    records,
+    shorten,
+    shown,
+    usage,
+)
 from glm5_deploy.smoke.context import PROMPT, CheckFailed, CheckSkipped, Context, Probe
 from glm5_deploy.smoke.golden import golden, same_tokens
 from glm5_deploy.smoke.gpus import gpus
@@ -57,21 +68,21 @@ def health(context: Context) -> str:
 
 def model_list(context: Context) -> str:
     """The list names the served model."""
-    rows = context.api.get("/v1/models").get("data")
-    names = [str(row.get("id")) for row in rows or [] if isinstance(row, dict)]
+    rows = records(context.api.get("/v1/models"), "data")
+    names = [str(row.get("id")) for row in rows]
     wanted = context.profile.served_model_name
     if wanted not in names:
         raise CheckFailed(
-            f"lists {', '.join(names) or 'nothing'}, not {wanted}",
+            f"lists {shorten(', '.join(names)) or 'nothing'}, not {wanted}",
             "does another server answer on this port? See serve.port, and `glm5-deploy status`",
         )
-    return ", ".join(names)
+    return shorten(", ".join(names))
 
 
 def completion(context: Context) -> str:
     """A completion holds text."""
     answer = context.api.patient().complete(PROMPT, context.profile.smoke.max_tokens)
-    return _some_text(choice(answer).get("text"))
+    return _some_text(completed(answer))
 
 
 def chat(context: Context) -> str:
@@ -98,8 +109,10 @@ def chat(context: Context) -> str:
 
 
 def _some_text(text: object) -> str:
-    if not isinstance(text, str) or not text:
+    if not text:
         raise CheckFailed("the answer holds no text")
+    if not isinstance(text, str):
+        raise CheckFailed(f"the answer holds no text but {shown(text)}")
     return quoted(text, 60)
 
 
@@ -107,10 +120,10 @@ def stream(context: Context) -> str:
     """A stream ends with [DONE], carries usage, and says what the whole answer says."""
     smoke = context.profile.smoke
     found = _with_text(context.api.stream(PROMPT, smoke.max_tokens))
-    whole = choice(context.api.complete(PROMPT, smoke.max_tokens)).get("text")
+    whole = completed(context.api.complete(PROMPT, smoke.max_tokens))
     if found.text != whole:
         raise CheckFailed(
-            f"streams {quoted(found.text, 50)} but answers {quoted(str(whole), 50)}",
+            f"streams {quoted(found.text, 50)} but answers {quoted(whole, 50)}",
             _NOT_THE_SAME,
         )
     return f"{found.chunks} chunks, {found.tokens} tokens"
@@ -125,38 +138,52 @@ def _with_text(found: Streamed) -> Streamed:
 def greedy(context: Context) -> str:
     """The same greedy request twice gives the same text."""
     limit = context.profile.smoke.max_tokens
-    first, second = (choice(context.api.complete(PROMPT, limit)).get("text") for _ in range(2))
+    first, second = (completed(context.api.complete(PROMPT, limit)) for _ in range(2))
     if first != second:
-        raise CheckFailed(
-            f"{quoted(str(first), 50)} at first, then {quoted(str(second), 50)}", _NOT_THE_SAME
-        )
+        raise CheckFailed(f"{quoted(first, 50)} at first, then {quoted(second, 50)}", _NOT_THE_SAME)
     return "twice the same"
 
 
 def logprobs(context: Context) -> str:
     """Every log-probability is a finite number, also those of the runners-up."""
     answer = context.api.complete(PROMPT, context.profile.smoke.max_tokens, logprobs=5)
-    found = choice(answer).get("logprobs")
-    fields: dict[str, Any] = found if isinstance(found, dict) else {}
-    chosen = fields.get("token_logprobs") or []
+    chosen, others = _logprobs(choice(answer).get("logprobs"))
     if not chosen:
         raise CheckFailed("the answer holds no log-probabilities")
-    others = [value for row in fields.get("top_logprobs") or [] for value in (row or {}).values()]
     for position, value in enumerate([*chosen, *others]):
         # vLLM writes -9999 for what it cannot express: a greedy token cannot be that unlikely.
         impossible = position < len(chosen) and isinstance(value, float) and value <= -9999
-        if not isinstance(value, int | float) or not math.isfinite(value) or impossible:
-            raise CheckFailed(
-                f"log-probability {position + 1} of {len(chosen)} is {value}", _BROKEN
-            )
+        if not _finite(value) or impossible:
+            text = shorten(str(value))
+            raise CheckFailed(f"log-probability {position + 1} of {len(chosen)} is {text}", _BROKEN)
     return f"{len(chosen)} finite, lowest {min(chosen):.3f}"
+
+
+def _logprobs(found: object) -> tuple[list[Any], list[Any]]:
+    """Those of the chosen tokens, and of the runners-up.
+
+    Raises:
+        AnswerError: they are of another form than a completion's.
+    """
+    fields: dict[str, Any] = found if isinstance(found, dict) else {}
+    chosen, rows = fields.get("token_logprobs") or [], fields.get("top_logprobs") or []
+    lists = isinstance(chosen, list) and isinstance(rows, list)
+    if not lists or not all(isinstance(row or {}, dict) for row in rows):
+        raise AnswerError(f"log-probabilities of another form: {shown(found)}")
+    return chosen, [value for row in rows for value in (row or {}).values()]
+
+
+def _finite(value: object) -> bool:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return abs(value) <= sys.float_info.max
 
 
 def expectation(prompt: SmokePrompt, context: Context) -> str:
     """A prompt's greedy answer is what the profile says."""
     answer = context.api.complete(prompt.prompt, prompt.max_tokens, return_token_ids=True)
     found = choice(answer)
-    text = str(found.get("text"))
+    text = completed(answer)
     if prompt.text is not None and text != prompt.text:
         raise CheckFailed(
             f"text {quoted(text, 60)}, expected {quoted(prompt.text, 60)}", _UNEXPECTED
@@ -178,7 +205,7 @@ def long_prompt(context: Context) -> str:
     ids = _token_ids(context, wanted)
     prompt: str | list[int] = _FILLER * (wanted // 10 + 1) if ids is None else ids
     answer = context.api.patient().complete(prompt, limit)
-    _some_text(choice(answer).get("text"))
+    _some_text(completed(answer))
     counted = usage(answer, "prompt_tokens")
     if ids is None:
         return f"about {wanted} tokens, counted {counted} (no /tokenize for an exact length)"
@@ -201,15 +228,27 @@ def _token_ids(context: Context, wanted: int) -> list[int] | None:
         if error.status == 404:
             return None
         raise
-    room, tokens, more = answer.get("max_model_len"), answer.get("tokens"), plain.get("tokens")
+    room, tokens, more = number(answer.get("max_model_len")), _ids(answer), _ids(plain)
     total = wanted + context.profile.smoke.max_tokens
-    if isinstance(room, int) and total > room:
+    if room is not None and total > room:
         raise CheckFailed(
             f"{total} tokens do not fit into max_model_len {room}", "lower smoke.prompt_tokens"
         )
-    if not isinstance(tokens, list) or not isinstance(more, list) or not more:
-        raise CheckFailed(f"/tokenize gives {shorten(str(plain), 60)}")
+    if not more:
+        raise CheckFailed(f"/tokenize gives {shown(plain)}")
     return (tokens + more * (wanted // len(more) + 1))[:wanted]
+
+
+def _ids(answer: dict[str, Any]) -> list[int]:
+    """What /tokenize gives.
+
+    Raises:
+        AnswerError: something else.
+    """
+    found = answer.get("tokens")
+    if not isinstance(found, list) or any(number(token) is None for token in found):
+        raise AnswerError(f"/tokenize gives {shown(answer)}")
+    return found
 
 
 def concurrent(context: Context) -> str:
@@ -219,7 +258,7 @@ def concurrent(context: Context) -> str:
     def ask(index: int) -> str | None:
         try:
             answer = context.api.complete(f"{PROMPT} ({index})", limit)
-            return None if choice(answer).get("text") else "an answer without text"
+            return None if completed(answer) else "an answer without text"
         except AnswerError as error:
             return str(error)
 

@@ -57,6 +57,7 @@ def same_tokens(wanted: list[int], found: object, hint: str) -> None:
     if found != wanted:
         pairs = enumerate(zip(wanted, found, strict=False))
         at = next((i for i, (want, got) in pairs if want != got), min(len(wanted), len(found)))
+        given = shorten(str(found[at : at + 3]), 60)
         raise CheckFailed(
-            f"token {at + 1} differs: {found[at : at + 3]}…, expected {wanted[at : at + 3]}…", hint
+            f"token {at + 1} differs: {given}…, expected {wanted[at : at + 3]}…", hint
         )

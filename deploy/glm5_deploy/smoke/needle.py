@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from glm5_deploy.config.models import Needle
-from glm5_deploy.smoke.api import AnswerError, choice, quoted, usage
+from glm5_deploy.smoke.api import AnswerError, choice, number, quoted, usage
 from glm5_deploy.smoke.context import CheckFailed, CheckSkipped, Context
 
 _PEOPLE = ("Anna", "Boris", "Clara", "David", "Elena", "Felix", "Greta", "Hugo", "Irene", "Jonas")
@@ -54,12 +54,12 @@ def _sentences(context: Context, wanted: Needle) -> int:
     sample = "".join(map(sentence, range(_SAMPLE)))
     try:
         body = {"model": context.api.model, "prompt": sample}
-        tokens = context.api.post("/tokenize", body).get("count")
+        tokens = number(context.api.post("/tokenize", body).get("count"))
     except AnswerError as error:
         if error.status != 404:
             raise
         tokens = None
-    each = tokens / _SAMPLE if isinstance(tokens, int) and tokens else 13
+    each = tokens / _SAMPLE if tokens and tokens >= _SAMPLE else 13
     return int(wanted.tokens / each) + 1
 
 

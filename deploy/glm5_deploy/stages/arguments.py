@@ -12,9 +12,12 @@ def flag_words(key: str, value: object) -> list[str]:
     """One serve argument as words.
 
     true is the flag alone, false its ``--no-`` form, None nothing, a list the flag with several
-    values, a mapping JSON.
+    values, a mapping JSON. A key with a dot is one value within an argument: vLLM takes the next
+    word for it, whatever that is, and reads JSON.
     """
     flag = f"--{key}"
+    if "." in key and isinstance(value, bool | list):
+        return [flag, json.dumps(value, separators=(",", ":"))]
     match value:
         case None:
             return []

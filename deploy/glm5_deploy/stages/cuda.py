@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from glm5_deploy.config.numbers import natural
+
 Version = tuple[int, ...]
 
 _RUNTIME = re.compile(r"^nvidia-cuda-runtime(?:-cu\d+)?==(\d+)\.(\d+)", re.MULTILINE)
@@ -26,7 +28,8 @@ def lock_cuda(lock: bytes) -> Version | None:
 
 def numbers(version: str) -> Version:
     """``580.95.05`` as numbers that compare."""
-    return tuple(int(part) for part in version.split(".") if part.isdigit())
+    parts = map(natural, version.split("."))
+    return tuple(part for part in parts if part is not None)
 
 
 def shown(version: Version) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from glm5_deploy.config.numbers import UTILIZATION, fraction
+from glm5_deploy.config.numbers import UTILIZATION, fraction, natural
 from glm5_deploy.hosts.facts.gpu import Gpu
 from glm5_deploy.hosts.facts.gpu_host import DeviceNode, GpuHost, GpuProcess, Xid, pci_address
 from glm5_deploy.report.outcome import Check, CheckStatus
@@ -458,7 +458,9 @@ def devices(it: Situation) -> Findings:
             )
             yield Finding("failed", f"/dev/{name} is not there", hint)
     used = [
-        nodes[name] for name in nodes if name in {"nvidiactl", "nvidia-uvm"} or name[6:].isdigit()
+        nodes[name]
+        for name in nodes
+        if name in {"nvidiactl", "nvidia-uvm"} or natural(name[6:]) is not None
     ]
     closed = [node for node in used if not _open(node, it.host.devices.groups)]
     if closed:

@@ -11,6 +11,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from glm5_deploy.config.models import Target
+from glm5_deploy.config.numbers import natural
 from glm5_deploy.hosts.command import script
 from glm5_deploy.hosts.facts.base import BaseFacts, base_fact
 from glm5_deploy.hosts.facts.fact import Fact, FactOutput
@@ -284,10 +285,12 @@ def parse_tree(output: FactOutput) -> dict[str, FileState] | None:
     for line in output.stdout.split("\n"):
         fields = line.split(" ", 4)
         # A name with a line break is no model's file: its pieces are passed over.
-        if len(fields) < 5 or not (fields[0].isdigit() and fields[3].isdigit()):
+        if len(fields) < 5:
             continue
-        size, mtime, ctime, inode, name = fields
-        files[name] = FileState(int(size), _nanoseconds(mtime), _nanoseconds(ctime), int(inode))
+        size, inode = natural(fields[0]), natural(fields[3])
+        if size is not None and inode is not None:
+            mtime, ctime = map(_nanoseconds, fields[1:3])
+            files[fields[4]] = FileState(size, mtime, ctime, inode)
     return files
 
 
@@ -297,8 +300,7 @@ def parse_incumbent(output: FactOutput) -> Incumbent | None:
     if "Unit" not in values:
         return None
     running = values.get("ActiveState", "") not in {"", "inactive", "failed"}
-    pid = values.get("MainPID", "")
-    return Incumbent(values["Unit"], running, int(pid) if pid.isdigit() else 0)
+    return Incumbent(values["Unit"], running, natural(values.get("MainPID", "")) or 0)
 
 
 def _folders(output: FactOutput) -> dict[str, tuple[str, str]]:

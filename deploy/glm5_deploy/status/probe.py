@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from glm5_deploy.config.models import Target
+from glm5_deploy.config.numbers import natural
 from glm5_deploy.errors import ExitCode
 from glm5_deploy.hosts.command import script
 from glm5_deploy.hosts.host import Host
@@ -129,7 +130,11 @@ def read_load(host: Host, target: Target) -> Load | None:
             response = client.get("/metrics", timeout=5.0)
         except httpx.HTTPError:
             return None
-    return parse_load(response.text, time.monotonic()) if response.status_code == 200 else None
+    if response.status_code != 200:
+        return None
+    # The format is UTF-8, whatever charset something else there claims.
+    text = response.content.decode("utf-8", errors="replace")
+    return parse_load(text, time.monotonic())
 
 
 def parse_probe(text: str) -> Snapshot:
@@ -167,7 +172,7 @@ def parse_gpu(line: str) -> Gpu | None:
 
 
 def _integer(text: str) -> int | None:
-    return int(text) if text.strip().isdigit() else None
+    return natural(text.strip())
 
 
 def outcome(name: str, snapshot: Snapshot, seconds: float = 0.0) -> HostOutcome:

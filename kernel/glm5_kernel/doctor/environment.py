@@ -70,7 +70,7 @@ def free_memory() -> dict[str, int]:
     return {
         row[0].removeprefix("GPU-"): int(row[1]) << 20
         for row in rows
-        if len(row) == 2 and row[1].isdigit()
+        if len(row) == 2 and re.fullmatch("[0-9]+", row[1])
     }
 
 

@@ -35,6 +35,7 @@ from glm5_kernel.gguf.layout import (
 )
 from glm5_kernel.gguf.names import TensorClass, indexer_layers, tensor_problems
 from glm5_kernel.gguf.shards import Files, Model, open_model, shard_paths
+from glm5_kernel.gguf.tables import FALLBACK, TOGETHER, hanging, table, terminal_width
 
 
 @dataclass(frozen=True)
@@ -192,23 +193,24 @@ def as_json(found: Inspection) -> dict[str, Any]:
     }
 
 
-def as_text(found: Inspection) -> str:
-    """The same for people."""
+def as_text(found: Inspection, width: int = FALLBACK) -> str:
+    """The same for people, in lines of at most `width` columns where words allow it."""
     sections = [
-        *_about(found),
+        *_about(found, width),
         "",
-        *_tensors(found),
+        *_tensors(found, width),
         "",
-        *_memory(found),
+        *_memory(found, width),
         "",
-        *_kv(found),
+        *_kv(found, width),
     ]
     if found.problems:
-        sections += ["", "Problems", *(f"  {problem}" for problem in found.problems)]
+        sections += ["", "Problems"]
+        sections += [line for problem in found.problems for line in hanging("  ", problem, width)]
     return "\n".join(sections)
 
 
-def _about(found: Inspection) -> list[str]:
+def _about(found: Inspection, width: int) -> list[str]:
     hp = found.hp
     files = sum(size for _, size in found.files)
     first, more = found.files[0][0], len(found.files) - 1
@@ -227,7 +229,8 @@ def _about(found: Inspection) -> list[str]:
         ("Context", f"{hp.context} tokens, RoPE base {hp.rope_theta:g}, "
                     f"epsilon {hp.eps:g}"),
     ]  # fmt: skip
-    return [f"{name + ':':<12} {printable(text)}" for name, text in rows if text]
+    told = ((f"{name + ':':<12} ", printable(text)) for name, text in rows if text)
+    return [line for first, text in told for line in hanging(first, text, width)]
 
 
 def _layers(hp: Hyperparameters) -> str:
@@ -246,15 +249,15 @@ def _indexer(found: Inspection) -> str:
     return text + f"{pattern.full} layers have their own, {shared} share it ({pattern.origin})"
 
 
-def _tensors(found: Inspection) -> list[str]:
+def _tensors(found: Inspection, width: int) -> list[str]:
     rows = [("Tensors", "number", "parameters", "in file", "types", "on a GPU")]
     for each in found.classes:
-        types = ", ".join(f"{name} {count}" for name, count in each.types.items())
+        types = ", ".join(f"{name}{TOGETHER}{count}" for name, count in each.types.items())
         rows.append(
-            (each.kind.replace("shared_", "shared "), str(each.tensors), _number(each.values),
-             _size(each.bytes), types, _fate(each))
+            (each.kind.replace("shared_", "shared "), str(each.tensors),
+             _number(each.values), _size(each.bytes), types, _fate(each))
         )  # fmt: skip
-    return _table(rows, right={1, 2, 3})
+    return table(rows, {1, 2, 3}, width)
 
 
 def _fate(each: ClassReport) -> str:
@@ -274,18 +277,19 @@ def _fate(each: ClassReport) -> str:
     return ", ".join(filter(None, parts)) + note
 
 
-def _memory(found: Inspection) -> list[str]:
+def _memory(found: Inspection, width: int) -> list[str]:
     rows = [["GPUs", "weights on each", "cut", "whole", "of it dequantised"]]
     for each in found.memory:
         parts = (each.weights, each.sliced, each.replicated, each.dequantised)
         rows.append([str(each.tp), *map(_size, parts)])
-    lines = _table(rows, right={0, 1, 2, 3, 4}) if len(rows) > 1 else []
+    lines = table(rows, {0, 1, 2, 3, 4}, width) if len(rows) > 1 else []
     for tp, why in found.refused.items():
-        lines.append(f"not {tp}: {why[0]}" + (f" (and {len(why) - 1} more)" * (len(why) > 1)))
+        more = f" (and {len(why) - 1} more)" * (len(why) > 1)
+        lines += hanging(f"not {tp}: ", why[0] + more, width)
     return lines
 
 
-def _kv(found: Inspection) -> list[str]:
+def _kv(found: Inspection, width: int) -> list[str]:
     kv = found.memory[0].kv if found.memory else None
     if kv is None:
         return []
@@ -296,19 +300,7 @@ def _kv(found: Inspection) -> list[str]:
         rows.append([name, f"{size:,} B", *(_size(size * count) for count in tokens)])
     note = f"whole on every GPU; {kv.layers} layers"
     note += f" and {kv.indexer_layers} indexers ({kv.indexer:,} B of it)" if kv.indexer else ""
-    return [*_table(rows, right={1, 2, 3}), note]
-
-
-def _table(rows: Sequence[Sequence[str]], right: set[int]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        cells = [
-            cell.rjust(width) if column in right else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return [lines[0], "-" * max(map(len, lines)), *lines[1:]]
+    return [*table(rows, {1, 2, 3}, width), *hanging("", note, width)]
 
 
 def _size(size: float) -> str:
@@ -363,7 +355,7 @@ def _one(
         if not args.json:
             print("\n".join(f"error: {problem}" for problem in problems), file=sys.stderr)
         return {"files": [[path, 0]], "problems": problems}, "", 1
-    return as_json(found), as_text(found), 1 if found.problems else 0
+    return as_json(found), as_text(found, terminal_width()), 1 if found.problems else 0
 
 
 def _problems(error: GgufError | OSError) -> list[str]:

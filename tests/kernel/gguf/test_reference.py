@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -122,15 +123,33 @@ def test_other_formats_are_refused(tmp_path: Path) -> None:
         read_golden(tmp_path)
 
 
-def test_without_transformers_it_is_said(
+@pytest.mark.parametrize("name", ["torch", "transformers", "tokenizers"])
+def test_golden_tokens_that_nothing_can_compute(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Refused before anything is made; what does without them is."""
+    monkeypatch.setitem(sys.modules, name, None)
+    (tmp_path / "golden.json").write_text("of another model")
+    assert main([str(tmp_path), "--dims", "micro"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: golden tokens needs the package {name}")
+    assert said.endswith(f"install it: python -m pip install {name}, or give --no-golden\n")
+    assert [each.name for each in tmp_path.iterdir()] == ["golden.json"]
+    assert main([str(tmp_path), "--dims", "micro", "--no-golden"]) == 0
+    assert list(tmp_path.glob("*.gguf"))
+
+
+def test_golden_tokens_that_are_not_to_be_had(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "transformers", None)
+    """The model is there, and the exit status tells that it is not all that was asked for."""
+    monkeypatch.setattr(golden, "greedy", lambda *_: None)
+    monkeypatch.setattr(golden, "CANDIDATES", {"short": 1})
     (tmp_path / "golden.json").write_text("of another model")
-    assert main([str(tmp_path), "--dims", "micro"]) == 0
-    assert "golden tokens: none: " in capsys.readouterr().out
-    assert not (tmp_path / "golden.json").exists()
+    assert main([str(tmp_path), "--dims", "micro"]) == 1
+    assert "error: the model has no golden tokens: golden short:" in capsys.readouterr().err
     assert list(tmp_path.glob("*.gguf"))
+    assert not (tmp_path / "golden.json").exists()
 
 
 def test_without_gguf_it_is_said(

@@ -220,11 +220,11 @@ def test_a_gpu_that_is_not_there_is_refused_before_anything_is_written(
 def test_golden_tokens_that_no_context_holds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([str(tmp_path), "--dims", "micro", "--context", "23"]) == 0
-    assert (
-        "golden tokens: none: the context of 23 tokens holds no prompt" in capsys.readouterr().out
-    )
-    assert not (tmp_path / "golden.json").exists()
+    assert main([str(tmp_path), "--dims", "micro", "--context", "23"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("error: the context of 23 tokens holds no prompt")
+    assert said.endswith("give --context more, or --no-golden\n")
+    assert list(tmp_path.iterdir()) == []
 
 
 MICRO = ["--dims", "micro", "--no-golden"]

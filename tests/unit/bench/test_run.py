@@ -18,6 +18,7 @@ from glm5_deploy.hosts.command import Command, Secret
 from glm5_deploy.hosts.fake import Expected, FakeHost
 from glm5_deploy.report.events import Silent
 from glm5_deploy.run.cancel import Cancel, InterruptedRunError
+from glm5_deploy.smoke.api import Api
 from glm5_deploy.stages.record import RecordError
 
 from tests.fakes import openai_server
@@ -90,7 +91,8 @@ def looked(unit: str = ACTIVE, release: str = "r1", jobs: str = "", **profile: A
 def job(
     *loads: dict[str, Any], started: str = "started", after: str = ACTIVE, **state: str
 ) -> list[Expected]:
-    """The job's start, one look at its end, and which start of the server is at work then."""
+    """The job's start, one look at its end, its unit's going, and which start of the server is at
+    work then."""
     properties = {"SubState": "exited", "ActiveState": "active", "Result": "success"} | state
     head = {"vllm": "0.26.0", "seed": 1, "began": 1.0}
     lines = [f"RESULT {json.dumps(document)}" for document in (head, *loads)]
@@ -99,12 +101,17 @@ def job(
     return [
         Expected(is_start, f"{started}\n"),
         Expected(lambda command: "--show-cursor" in command.argv[2], f"{text}\n{body}\n"),
+        Expected(clears),
         Expected(lambda command: command.argv[:2] == ("systemctl", "show"), after),
     ]
 
 
 def is_start(command: Command) -> bool:
     return "systemd-run" in command.argv[2]
+
+
+def clears(command: Command) -> bool:
+    return "reset-failed" in command.argv[2] and not is_start(command)
 
 
 def bench(
@@ -225,6 +232,14 @@ def test_servers_that_are_refused(flags: list[str], message: str, serve: Serve) 
     assert refused.value.hint
 
 
+def test_a_server_of_another_kind_is_refused(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, host = serve()
+    host.expected.append(looked())
+    monkeypatch.setattr(Api, "get", lambda *_: {"data": 5})
+    with pytest.raises(PreflightError, match="no list of objects as data in"):
+        bench(target, host)[0].run()
+
+
 def test_a_server_that_does_not_listen_is_refused(serve: Serve) -> None:
     target, host = serve()
     host.dials.clear()
@@ -313,15 +328,11 @@ def test_figures_of_two_servers_are_no_success(after: str, serve: Serve) -> None
 def test_ctrl_c_ends_it_on_the_host(serve: Serve) -> None:
     target, host = serve()
     cancel = Cancel()
-
-    def stop(command: Command) -> bool:
-        return command.argv[:2] == ("systemctl", "stop")
-
-    host.expected += [looked(), job()[0], Expected(stop)]
+    host.expected += [looked(), job()[0], Expected(clears)]
     run, _ = bench(target, host, cancel=cancel)
     put = host.put
     host.put = lambda *words, **more: (put(*words, **more), cancel.set())[0]  # type: ignore[method-assign]
     with pytest.raises(InterruptedRunError):
         run.run()
-    assert host.commands[-1].argv[-1] == f"{started(host)[0]}.service"
+    assert host.commands[-1].argv[-1] == started(host)[0]
     assert host.calls[-1].sudo

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 from glm5_kernel.gguf.errors import GgufError
 from glm5_kernel.gguf.hyperparameters import hf_config
-from glm5_kernel.gguf.inspect import as_json, inspect_model, main, read_config
+from glm5_kernel.gguf.inspect import as_json, as_text, inspect_model, main, read_config
 from glm5_kernel.gguf.shards import open_model
 
 from tests.unit.gguf.support import GLM5, SMALL, V3, write_model
@@ -40,10 +41,10 @@ def test_the_text_of_a_small_model(tmp_path: Path, capsys: pytest.CaptureFixture
     hp = replace(SMALL, indexer_types="FSF")
     write_model(tmp_path, hp, quant="Q4_K", **{"general.name": "Small"})
     assert main([str(tmp_path / "m.gguf"), "--tp", "1", "--tp", "2"]) == 0
-    text = capsys.readouterr().out
+    text = " ".join(capsys.readouterr().out.split())
     for expected in (
-        "Format:      GGUF 3, glm-dsa",
-        "Layers:      3, the first 1 dense; 1 MTP block",
+        "Format: GGUF 3, glm-dsa",
+        "Layers: 3, the first 1 dense; 1 MTP block",
         "2 layers have their own, 1 share it (the file's attention.indexer.types)",
         "not loaded (MTP is off)",
         "quantised, cut by rows or columns",
@@ -53,6 +54,49 @@ def test_the_text_of_a_small_model(tmp_path: Path, capsys: pytest.CaptureFixture
     ):
         assert expected in text, expected
     assert "Problems" not in text
+
+
+def words(text: str) -> list[str]:
+    return [word for word in text.split() if word.strip("-")]
+
+
+@pytest.mark.parametrize("width", [68, 72, 80, 100, 130, 200])
+def test_no_line_is_wider_and_nothing_is_lost(tmp_path: Path, width: int) -> None:
+    """Every word of the widest form is there, and each column's begin at one place."""
+    paths = write_model(tmp_path, GLM52, quant="Q4_K", split=9)
+    found = inspect_model(open_model(paths[0]))
+    found = replace(found, files=(("m.gguf", 5), *found.files[1:]), problems=("a word " * 40,))
+    text, widest = as_text(found, width), as_text(found, 10_000)
+    assert max(map(len, text.splitlines())) <= width
+    assert max(map(len, widest.splitlines())) > 130
+    assert sorted(words(text)) == sorted(words(widest))
+    lines = text.splitlines()
+    head = next(line for line in lines if line.startswith("Tensors"))
+    (mtp,) = (line for line in lines if line.startswith("mtp"))
+    assert mtp[head.index("types") :].startswith("Q4_K 15, ")
+    assert mtp[head.index("on a GPU") :].startswith("not loaded")
+
+
+def test_a_word_that_is_wider_is_whole(tmp_path: Path) -> None:
+    paths = write_model(tmp_path, SMALL)
+    found = inspect_model(open_model(paths[0]))
+    path = "/models/" + "x" * 200 + ".gguf"
+    assert f" {path}\n" in as_text(replace(found, files=((path, 5),)), 80)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_width_is_the_terminals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (path,) = write_model(tmp_path, GLM52, quant="Q4_K")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "76")
+    for output, width in ((Terminal(), 76), (io.StringIO(), 100)):
+        monkeypatch.setattr("sys.stdout", output)
+        assert main([path.name]) == 0
+        assert width - 5 < max(map(len, output.getvalue().splitlines())) <= width
 
 
 def test_json_is_one_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,7 +115,7 @@ def test_several_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     paths = [str(path) for path in write_model(tmp_path, SMALL, split=3)]
     (other,) = write_model(tmp_path, SMALL)
     assert main([*paths[::-1], str(other)]) == 0
-    text = capsys.readouterr().out
+    text = " ".join(capsys.readouterr().out.split())
     assert text.count("File: ") == 2
     assert f"{paths[0]} and 2 more" in text
     assert main([*paths, "--json"]) == 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -88,6 +90,26 @@ def test_nobody_listens(serve: Server, smoke: Smoke) -> None:
     assert rows["health"].status == "failed"
     assert rows["health"].detail.startswith("no connection: ")
     assert rows["completion"].detail == "the server is not healthy"
+
+
+def test_what_speaks_no_http_is_told_to_be_that(serve: Server, smoke: Smoke) -> None:
+    target = serve()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1000)
+                connection.sendall(b"-ERR unknown command\r\n\r\n")
+
+        threading.Thread(target=answer, daemon=True).start()
+        port = {"port": listener.getsockname()[1]}
+        other = {"serve": target.profile.serve.model_copy(update=port)}
+        profile = target.profile.model_copy(update=other)
+        row = smoke(target.model_copy(update={"profile": profile}))["health"]
+    assert row.status == "failed"
+    assert row.detail.startswith("what answers does not speak HTTP (illegal status line")
+    assert "-ERR unknown command" in row.detail
 
 
 def test_without_a_key_its_checks_are_skipped(serve: Server, smoke: Smoke) -> None:

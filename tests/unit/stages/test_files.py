@@ -61,6 +61,15 @@ def test_flag_words(value: object, words: list[str]) -> None:
     assert flag_words("key", value) == words
 
 
+@pytest.mark.parametrize(
+    ("value", "word"),
+    [(True, "true"), (False, "false"), ([1, "x"], '[1,"x"]'), ({"b": 1}, '{"b":1}'), (3, "3"),
+     ("80g", "80g")],
+)  # fmt: skip
+def test_a_part_of_an_argument_is_one_word(value: object, word: str) -> None:
+    assert flag_words("key.part", value) == ["--key.part", word]
+
+
 def test_the_unit_names_its_own_release() -> None:
     release = desired().release
     unit = release.text("unit")

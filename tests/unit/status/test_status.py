@@ -2,11 +2,23 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
+from typing import Any, cast
 
+import httpx
 import pytest
+from glm5_deploy.config.models import HostSettings, Profile, Target
+from glm5_deploy.hosts.fake import FakeHost
 from glm5_deploy.report.columns import middle
 from glm5_deploy.status.metrics import Load, parse_load, rate
-from glm5_deploy.status.probe import Gpu, Snapshot, outcome, parse_gpu, parse_probe, unreachable
+from glm5_deploy.status.probe import (
+    Gpu,
+    Snapshot,
+    outcome,
+    parse_gpu,
+    parse_probe,
+    read_load,
+    unreachable,
+)
 from glm5_deploy.status.table import Row, status_table
 from rich.console import Console
 
@@ -43,6 +55,18 @@ def test_metrics_are_added_up_over_engines() -> None:
 @pytest.mark.parametrize("text", ["", "<html>", "python_gc_objects_collected_total 3.0\n"])
 def test_metrics_of_something_else(text: str) -> None:
     assert parse_load(text, 0.0) is None
+
+
+def test_something_else_with_a_charset_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = httpx.Response(200, headers={"content-type": "text/html; charset=hex"}, content=b"<p>")
+
+    def client(*_: object) -> httpx.Client:
+        return httpx.Client(transport=httpx.MockTransport(lambda _: answer), base_url="http://it")
+
+    monkeypatch.setattr("glm5_deploy.smoke.transport.client_for", client)
+    profile = Profile.model_validate({"name": "p", "model": {"name": "m"}})
+    target = Target(name="node1", settings=HostSettings(), profile=profile)
+    assert read_load(cast(Any, FakeHost()), target) is None
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from glm5_deploy.config.numbers import natural
 from glm5_deploy.errors import CommandFailedError, SudoRefusedError
 from glm5_deploy.hosts.command import Command, script
 from glm5_deploy.hosts.host import Host
@@ -126,6 +127,7 @@ def split(text: str, mark: str) -> list[FactOutput]:
         stdout, found, rest = section.partition(f"\n{mark} err ")
         status, _, stderr = rest.partition("\n")
         stderr = stderr.removesuffix(f"\n{mark} end\n")
-        if found and status.isdigit():
-            outputs.append(FactOutput(int(status), stdout, stderr))
+        code = natural(status)
+        if found and code is not None:
+            outputs.append(FactOutput(code, stdout, stderr))
     return outputs

@@ -6,6 +6,7 @@ import csv
 import re
 from dataclasses import dataclass
 
+from glm5_deploy.config.numbers import natural
 from glm5_deploy.hosts.command import script
 from glm5_deploy.hosts.facts.fact import TIMED_OUT, Fact, FactOutput
 
@@ -100,7 +101,7 @@ def parse_gpus(output: FactOutput) -> GpuFacts:
         return GpuFacts(problem=problem or f"nvidia-smi ended with status {output.returncode}")
     header = [title.split(" [")[0].strip() for title in rows[0]]
     said = [row for row in rows[1:] if row]
-    whole = [row for row in said if len(row) == len(header) and row[0].strip().isdecimal()]
+    whole = [row for row in said if len(row) == len(header) and natural(row[0].strip()) is not None]
     records = [dict(zip(header, row, strict=True)) for row in whole]
     # a GPU that fell off the bus is reported among the rows of the others
     rest_of_it = [", ".join(row) for row in said if row not in whole]
@@ -121,7 +122,6 @@ def _is_table(rows: list[list[str]]) -> bool:
 
 def _gpu(record: dict[str, str]) -> Gpu:
     capability = re.fullmatch(r"(\d+)\.(\d+)", record.get("compute_cap", ""))
-    errors = record.get("ecc.errors.uncorrected.volatile.total", "")
     return Gpu(
         index=int(record["index"]),
         name=record["name"],
@@ -130,7 +130,7 @@ def _gpu(record: dict[str, str]) -> Gpu:
         memory_used=_mebibytes(record["memory.used"]),
         compute_capability=(int(capability[1]), int(capability[2])) if capability else None,
         mig=record.get("mig.mode.current", "").strip() == "Enabled",
-        ecc_errors=int(errors) if errors.isdigit() else None,
+        ecc_errors=natural(record.get("ecc.errors.uncorrected.volatile.total", "")),
         bus_id=record["pci.bus_id"],
         persistence=_switch(record.get("persistence_mode", "")),
         lanes=_lanes(record),
@@ -142,12 +142,14 @@ def _switch(text: str) -> bool | None:
 
 
 def _lanes(record: dict[str, str]) -> tuple[int, int] | None:
-    used, there = (record.get(f"pcie.link.width.{which}", "") for which in ("current", "max"))
-    return (int(used), int(there)) if used.isdigit() and there.isdigit() else None
+    used, there = (
+        natural(record.get(f"pcie.link.width.{which}", "")) for which in ("current", "max")
+    )
+    return None if used is None or there is None else (used, there)
 
 
 def _mebibytes(text: str) -> int:
-    return int(text) * 2**20 if text.isdigit() else 0
+    return (natural(text) or 0) * 2**20
 
 
 GPU_FACT = Fact(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
+from glm5_deploy.config.numbers import natural
 from glm5_deploy.hosts.command import script
 from glm5_deploy.hosts.facts.fact import Fact, FactOutput
 
@@ -195,10 +196,12 @@ def parse_processes(output: FactOutput) -> tuple[GpuProcess, ...]:
     for line in output.stdout.splitlines():
         unit, bar, row = line.partition("|")
         fields = next(csv.reader([row], skipinitialspace=True), [])
-        if bar and len(fields) >= 4 and fields[1].strip().isdigit():
-            memory = int(fields[2]) * 2**20 if fields[2].isdigit() else None
-            name = ",".join(fields[3:])
-            found.append(GpuProcess(fields[0], int(fields[1]), memory, name, unit))
+        if not bar or len(fields) < 4:
+            continue
+        pid, mebibytes = natural(fields[1].strip()), natural(fields[2])
+        if pid is not None:
+            memory = None if mebibytes is None else mebibytes * 2**20
+            found.append(GpuProcess(fields[0], pid, memory, ",".join(fields[3:]), unit))
     return tuple(found)
 
 
@@ -251,8 +254,8 @@ def parse_devices(output: FactOutput) -> Devices:
     majors: dict[int, tuple[str, ...]] = {}
     for line in registered.splitlines():
         words = line.split()
-        if len(words) == 2 and words[0].isdigit():
-            number = int(words[0])
+        number = natural(words[0]) if len(words) == 2 else None
+        if number is not None:
             majors[number] = (*majors.get(number, ()), words[1])
     found = (_node(line.split()) for line in nodes.splitlines())
     present = tuple(node for node in found if node is not None)
@@ -272,8 +275,8 @@ def parse_limits(output: FactOutput) -> SystemLimits:
     values = dict(line.split("=", 1) for line in output.stdout.splitlines() if "=" in line)
 
     def number(name: str) -> int | None:
-        text = values.get(name, "")
-        return int(text) if text.isdigit() and int(text) < 2**63 else None
+        found = natural(values.get(name, ""))
+        return found if found is not None and found < 2**63 else None
 
     return SystemLimits(number("nr_open"), number("tasks"), number("shm"))
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, Literal, get_args
 
+from glm5_deploy.config.numbers import natural
 from glm5_deploy.hosts.command import command, script
 from glm5_deploy.hosts.facts.fact import Fact, FactOutput
 from glm5_deploy.hosts.facts.gpu import GPU_FACT, GpuFacts
@@ -200,7 +201,7 @@ def parse_machine(output: FactOutput) -> Machine:
 
 
 def _count(text: str) -> int:
-    return int(text) if text.isdigit() else 0
+    return natural(text) or 0
 
 
 def parse_sudo(output: FactOutput) -> SudoState:

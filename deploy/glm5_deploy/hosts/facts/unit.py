@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from glm5_deploy.config.numbers import natural
 from glm5_deploy.hosts.command import command
 from glm5_deploy.hosts.facts.fact import Fact, FactOutput
 
@@ -44,10 +45,9 @@ def unit_fact(unit: str, name: str | None = None) -> Fact[UnitFacts]:
 def parse_unit(output: FactOutput) -> UnitFacts:
     """Read ``systemctl show``; properties that an old systemd lacks get empty values."""
     values = dict(line.split("=", 1) for line in output.stdout.splitlines() if "=" in line)
-    pid = values.get("MainPID", "")
     return UnitFacts(
         load_state=values.get("LoadState", ""),
         active_state=values.get("ActiveState", ""),
         enabled=values.get("UnitFileState", ""),
-        main_pid=int(pid) if pid.isdecimal() else 0,
+        main_pid=natural(values.get("MainPID", "")) or 0,
     )

@@ -16,8 +16,11 @@ class MissingPackageError(RuntimeError):
     """A package that making tiny models needs, and how to get it."""
 
 
-def package(name: str, purpose: str) -> ModuleType:
+def package(name: str, purpose: str, without: str | None = None) -> ModuleType:
     """A package that this one does not depend on.
+
+    Args:
+        without: the option that does without it.
 
     Raises:
         MissingPackageError: it is not installed.
@@ -27,7 +30,7 @@ def package(name: str, purpose: str) -> ModuleType:
     except ImportError as error:
         raise MissingPackageError(
             f"{purpose} needs the package {name}, which cannot be imported ({error}); "
-            f"install it: python -m pip install {name}"
+            f"install it: python -m pip install {name}{f', or give {without}' if without else ''}"
         ) from error
 
 

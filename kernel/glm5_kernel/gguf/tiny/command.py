@@ -15,8 +15,8 @@ from glm5_kernel.gguf.tiny.spec import DIMENSIONS, LAYERS, TinySpec, check_split
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Make a model. Exit 0; 1 where something to make it with is missing, or it cannot be written;
-    2 for wrong usage."""
+    """Make a model. Exit 0; 1 where something to make it with is missing, it cannot be written, or
+    it has no golden tokens though they were asked for; 2 for wrong usage."""
     parser = _parser()
     args = parser.parse_args(argv)
     try:
@@ -30,17 +30,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _make(args: argparse.Namespace, spec: TinySpec) -> int:
     try:
         from glm5_kernel.gguf.tiny.codec import MissingPackageError
-        from glm5_kernel.gguf.tiny.golden import check_device
+        from glm5_kernel.gguf.tiny.golden import check
     except ImportError as error:
         print(f"error: making a model needs numpy ({error})", file=sys.stderr)
         return 1
     try:
         if args.golden:
-            check_device(args.device)
+            check(spec, args.device)
         args.dir.mkdir(parents=True, exist_ok=True)
         # A model appears whole or not at all, whatever ends this process.
         with TemporaryDirectory(prefix=".unfinished-", dir=args.dir) as folder:
-            _write(args, spec, Path(folder))
+            missed = _write(args, spec, Path(folder))
             _put_in_place(Path(folder), args.dir)
     except OSError as error:
         print(f"error: {error.filename or args.dir}: {error.strerror or error}", file=sys.stderr)
@@ -48,28 +48,36 @@ def _make(args: argparse.Namespace, spec: TinySpec) -> int:
     except (MissingPackageError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    return 0
+    if missed is None:
+        return 0
+    print(f"error: the model has no golden tokens: {missed}", file=sys.stderr)
+    return 1
 
 
-def _write(args: argparse.Namespace, spec: TinySpec, folder: Path) -> None:
+def _write(args: argparse.Namespace, spec: TinySpec, folder: Path) -> str | None:
+    """Write all; why there are no golden tokens though they were asked for, or None."""
     from glm5_kernel.gguf.tiny.writer import write_companions, write_gguf
 
     paths = write_gguf(folder, spec, args.split, say=lambda _text: None)
     write_companions(folder, spec, bare=args.bare_config)
-    _golden(args, spec, folder, paths)
+    return _golden(args, spec, folder, paths)
 
 
-def _golden(args: argparse.Namespace, spec: TinySpec, folder: Path, paths: list[Path]) -> None:
+def _golden(
+    args: argparse.Namespace, spec: TinySpec, folder: Path, paths: list[Path]
+) -> str | None:
     from glm5_kernel.gguf.tiny.codec import MissingPackageError
     from glm5_kernel.gguf.tiny.golden import write_golden
 
     if not args.golden:
         print("golden tokens: none, as asked")
-        return
+        return None
     try:
         write_golden(folder, spec, paths, device=args.device)
     except (MissingPackageError, ValueError) as error:
-        print(f"golden tokens: none: {error}")
+        # A model of many gigabytes is not thrown away for them.
+        return str(error)
+    return None
 
 
 def _put_in_place(made: Path, folder: Path) -> None:

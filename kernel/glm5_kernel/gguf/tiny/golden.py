@@ -25,6 +25,8 @@ NEW_TOKENS = 16
 TOP = 8
 CANDIDATES: Mapping[str, int] = {"short": 24, "medium": 8, "long": 4}
 """Prompts tried of each, of which the best is taken."""
+PACKAGES = ("torch", "transformers", "tokenizers")
+"""What computes them."""
 BEYOND = 96
 """Tokens by which the long prompt passes what the indexer selects."""
 
@@ -58,15 +60,21 @@ class Golden:
     rounding: float
 
 
-def check_device(name: str) -> None:
-    """Whether golden tokens can be computed there.
+def check(spec: TinySpec, device: str) -> None:
+    """Whether golden tokens can be computed, before a model is made for them.
 
     Raises:
-        MissingPackageError: torch is not installed.
-        ValueError: there is no GPU that torch could use.
+        MissingPackageError: torch, transformers or tokenizers is not installed.
+        ValueError: no prompt fits the context, or there is no GPU that torch could use.
     """
-    if name != "cpu" and not package("torch", "golden tokens").cuda.is_available():
-        raise ValueError(f"--device {name}: torch has no GPU here; leave it out, or --no-golden")
+    if not _lengths(spec):
+        raise ValueError(
+            f"the context of {spec.hp.context} tokens holds no prompt and its {NEW_TOKENS} golden "
+            "tokens; give --context more, or --no-golden"
+        )
+    torch, *_ = (package(name, "golden tokens", "--no-golden") for name in PACKAGES)
+    if device != "cpu" and not torch.cuda.is_available():
+        raise ValueError(f"--device {device}: torch has no GPU here; leave it out, or --no-golden")
 
 
 def write_golden(
@@ -86,25 +94,16 @@ def write_golden(
         device: where the reference computes; a model with real widths takes hours on a CPU.
 
     Raises:
-        MissingPackageError: torch, transformers or gguf is not installed.
-        ValueError: no prompt fits the context.
+        MissingPackageError: as `check`, or gguf is not installed.
+        ValueError: as `check`, or the reference's answers are not fit for it.
     """
-    lengths = _lengths(spec)
-    if not lengths:
-        raise ValueError(
-            f"the context of {spec.hp.context} tokens holds no prompt and its {NEW_TOKENS} tokens; "
-            "give --context more"
-        )
-    torch, transformers = (
-        package("torch", "golden tokens"),
-        package("transformers", "golden tokens"),
-    )
-    tokenizers = package("tokenizers", "golden tokens")
+    check(spec, device)
+    torch, transformers, tokenizers = (package(name, "golden tokens") for name in PACKAGES)
     tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     tensors = read_tensors(paths)
     model = build_model(config(spec), tensors, spec.hp, spec.pattern).to(device)
     tools = _Tools(model, copy.deepcopy(model).to(torch.bfloat16), tokenizer)
-    goldens = [_best(spec, name, length, tools) for name, length in lengths]
+    goldens = [_best(spec, name, length, tools) for name, length in _lengths(spec)]
     for each in goldens:
         say(
             f"golden {each.name}: {len(each.prompt)} tokens, margin {each.margin:.2f}, bf16 moves "
