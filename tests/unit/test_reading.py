@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from glm5_deploy.cli.admin import _print_entries
-from glm5_deploy.cli.releases import _row
+from glm5_deploy.cli.releases import _print_releases, _row
+from glm5_deploy.report.outcome import HostOutcome, Report
 from glm5_deploy.stages.observed import DeploymentFacts
 
 ENTRY: dict[str, Any] = {
@@ -42,3 +43,12 @@ def test_roles_of_releases(name: str, roles: list[str]) -> None:
         current="a", previous="b", releases=("a", "b", "c", "d"), reverted={"reverted": "c"}
     )
     assert _row(name, facts) == {"id": name, "roles": roles}
+
+
+def test_who_has_none_is_told_so(capsys: pytest.CaptureFixture[str]) -> None:
+    _print_entries("bw1", [], json=False)
+    assert capsys.readouterr().out.startswith("bw1  no entries: ")
+    read = HostOutcome("bw1", "unchanged", data={"releases": []})
+    away = HostOutcome("bw2", "unreachable")
+    _print_releases(Report("releases", (read, away)))
+    assert capsys.readouterr().out == "bw1  no releases: `glm5-deploy up` makes one\n"

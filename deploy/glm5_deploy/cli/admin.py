@@ -94,7 +94,8 @@ def audit(
     report = Fleet("audit", targets, inventory, json, verbose, forks).run(work)
     if not json:
         for outcome in report.hosts:
-            _print_entries(outcome.host, outcome.data.get("audit", []), json=False)
+            if "audit" in outcome.data:
+                _print_entries(outcome.host, outcome.data["audit"], json=False)
     finish(report, json=json)
 
 
@@ -114,6 +115,8 @@ def _print_entries(name: str, entries: list[dict[str, Any]], *, json: bool) -> N
     if json:
         typer.echo(json_module.dumps(entries, indent=2))
         return
+    if not entries:
+        typer.echo(f"{name}  no entries: nothing was done yet, or the log was removed since")
     for entry in entries:
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.get("at", 0)))
         rest = " ".join(

@@ -72,7 +72,10 @@ def _row(name: str, deployed: DeploymentFacts) -> dict[str, Any]:
 
 def _print_releases(report: Report) -> None:
     for outcome in report.hosts:
-        for row in outcome.data.get("releases", []):
+        rows = outcome.data.get("releases")
+        if rows == []:
+            typer.echo(f"{outcome.host}  no releases: `glm5-deploy up` makes one")
+        for row in rows or []:
             typer.echo(f"{outcome.host}  {row['id']}  {', '.join(row['roles'])}".rstrip())
 
 
