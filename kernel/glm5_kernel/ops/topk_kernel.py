@@ -88,9 +88,10 @@ def _first_of(m_tie, b_index, n, need):
 
 
 @triton.jit
-def _largest(b_key, b_index, k, slack, WARPS: tl.constexpr):
+def _largest(b_key, b_index, k, slack, NUMBERED: tl.constexpr, WARPS: tl.constexpr):
     """A number of its own, from 0, for each of the k largest keys, and -1 for the others.
 
+    Without NUMBERED it is any number from 0 on.
     Of equal keys those with the smallest indices are taken. Where it is quicker up to `slack` more
     are, without passing over a larger one.
     """
@@ -110,7 +111,7 @@ def _largest(b_key, b_index, k, slack, WARPS: tl.constexpr):
         return tl.where(m_taken, tl.cumsum(m_taken.to(tl.int32), 0) - 1, -1)
     SIZE: tl.constexpr = b_key.shape[0]
     N: tl.constexpr = SIZE // (32 * WARPS)
-    code: tl.constexpr = largest_code(N, WARPS)
+    code: tl.constexpr = largest_code(N, WARPS, NUMBERED)
     kinds: tl.constexpr = operands(N, "rrrr")
     b_k = tl.broadcast_to(k, (SIZE,))
     b_slack = tl.broadcast_to(slack, (SIZE,))
@@ -205,7 +206,7 @@ def _select(b_ahead, ahead, p_from, p_index, p_out, n, k, listed,
     b_key = tl.where(m_n, _key(tl.where(ahead, b_ahead, b_value)), ABSENT)
     b_index = tl.load(p_index + o_n, mask=m_n & listed, other=0, cache_modifier=".cg")
     b_index = tl.where(listed, b_index, o_n)
-    b_place = _largest(b_key, b_index, k, k * 0, WARPS)
+    b_place = _largest(b_key, b_index, k, k * 0, True, WARPS)
     tl.store(p_out + b_place, b_index, mask=b_place >= 0)
 
 
@@ -227,8 +228,8 @@ def _threshold(p_row, n, k, SAMPLE: tl.constexpr, WARPS: tl.constexpr):
     # That many of the sample are among the k largest on average; plus 3.5 deviations.
     mean = k * (SAMPLE * 1.0) / n
     rank = tl.minimum((mean + 3.5 * tl.sqrt(mean) + 3.0).to(tl.int32), SAMPLE)
-    b_number = _largest(b_key, o_s, rank, rank // 16, WARPS)
-    return _least(tl.min(tl.where(b_number >= 0, b_key, MOST), 0))
+    b_taken = _largest(b_key, o_s, rank, rank // 16, False, WARPS)
+    return _least(tl.min(tl.where(b_taken >= 0, b_key, MOST), 0))
 
 
 @triton.jit

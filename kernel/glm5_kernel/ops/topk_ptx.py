@@ -38,11 +38,12 @@ def tally_code(n, bins):
 
 
 @triton.constexpr_function
-def largest_code(n, warps):
+def largest_code(n, warps, numbered):
     """An exact selection, for n keys a thread.
 
-    Operands: n numbers (out: one of its own, from 0, for each key that is selected, and -1 for
-    others), n keys, n indices, n times how many are wanted, n times how many more will do.
+    Operands: n numbers (out: 0 for each key that is selected, or, if `numbered`, one of its own
+    from 0 on, and -1 for others), n keys, n indices, n times how many are wanted, n times how many
+    more will do.
 
     The first pass sorts values into bins of equal width between the least and the largest, so
     that bins are short whatever the values' scale is. Where the bin of the last one wanted holds
@@ -54,7 +55,8 @@ def largest_code(n, warps):
     parts = [
         *_declared(n, warps, each), *_cleared(each), *_extent(n), *_by_value(n), "count:",
         *_counted(n, each), *_bin_of_the_last(each), *_sorted_out(n), *_next_digits(n),
-        "compare:", *_gathered(n), *_compared(n), "place:", *_numbered(n), "}",
+        "compare:", *_gathered(n), *_compared(n),
+        "place:", *(_numbered(n) if numbered else _marked(n)), "}",
     ]  # fmt: skip
     return "\n".join(parts)
 
@@ -281,6 +283,18 @@ def _compared(n):
             f"setp.gt.or.s32 some, ${n + j}, key, some;\nand.b32 other, alive, {1 << j};",
             "setp.ne.and.u32 some, other, 0, some;",
             f"@some or.b32 taken, taken, {1 << j};",
+        ]
+    return lines
+
+
+@triton.constexpr_function
+def _marked(n):
+    """Without numbers."""
+    lines = []
+    for j in range(n):
+        lines += [
+            f"and.b32 other, taken, {1 << j};\nsetp.ne.u32 some, other, 0;",
+            f"selp.b32 ${j}, 0, -1, some;",
         ]
     return lines
 
