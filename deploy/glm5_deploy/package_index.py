@@ -1,8 +1,8 @@
 """Whether a host reaches the package index that its environment is to be installed from.
 
 It is asked as the installation will ask: from a transient unit, with the variables of
-/etc/environment (a machine's proxies and certificates), for a package of the lock. What asks is
-what a bare host may have: curl, else python3.
+/etc/environment (a machine's proxies and certificates) and root's netrc, for a package of the lock.
+What asks is what a bare host may have: curl, else python3.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ ASK = r"""
 made=$1 package=$2 program=$3
 IFS= read -r given; IFS= read -r usual
 say() { printf '%s\n' "$@"; exit 0; }
+HOME=${HOME:-/root}; export HOME
 [ ! -e "$made/.locked" ] || [ ! -x "$made/bin/python" ] || say installed
 for name in UV_NO_INDEX UV_OFFLINE; do
   eval "[ -z \"\${$name:-}\" ]" || say "without $name"
@@ -43,7 +44,7 @@ for name in UV_INDEX UV_EXTRA_INDEX_URL UV_FIND_LINKS UV_INSECURE_HOST; do
   eval "[ -z \"\${$name:-}\" ]" || own=$name
 done
 url=${given:-${UV_DEFAULT_INDEX:-${UV_INDEX_URL:-}}}
-for file in /etc/uv/uv.toml /etc/xdg/uv/uv.toml "${HOME:-/root}/.config/uv/uv.toml" \
+for file in /etc/uv/uv.toml /etc/xdg/uv/uv.toml "$HOME/.config/uv/uv.toml" \
   "${UV_CONFIG_FILE:-}"
 do
   [ -f "$file" ] || continue
@@ -64,9 +65,10 @@ esac
 page=${url%/}/$package/
 if command -v curl >/dev/null; then
   http_proxy=${http_proxy:-${HTTP_PROXY:-}}; export http_proxy
-  answer=$(printf 'url = "%s"\n' "$page" | curl --config - --netrc-optional --globoff \
-    --silent --show-error --location --connect-timeout 10 --max-time 20 --retry 1 \
-    --output /dev/null --write-out '\nhttp %{http_code}\n' 2>&1)
+  answer=$(printf 'url = "%s"\n' "$page" | curl --config - --netrc-optional \
+    ${NETRC:+--netrc-file "$NETRC"} --globoff --silent --show-error --location \
+    --connect-timeout 10 --max-time 20 --retry 1 --output /dev/null \
+    --write-out '\nhttp %{http_code}\n' 2>&1)
 elif command -v python3 >/dev/null; then
   answer=$(printf '%s\n' "$page" | python3 -I -c "$program" 2>&1)
 else
@@ -77,17 +79,33 @@ say "own $own" "url $url" "$answer"
 """$1 the environment's folder, $2 a package, $3 `GET`."""
 
 GET = """
-import base64, sys, urllib.error, urllib.parse, urllib.request
+import base64, netrc, os, sys, urllib.error, urllib.parse, urllib.request
+
+class Elsewhere(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, request, *rest):
+        new = super().redirect_request(request, *rest)
+        if new is not None and (new.type, new.host) != (request.type, request.host):
+            new.remove_header('Authorization')
+        return new
+
+def known(host):
+    try:
+        found = netrc.netrc(os.environ.get('NETRC')).authenticators(host)
+    except (OSError, ValueError, netrc.NetrcParseError):
+        return ''
+    return '' if found is None else (found[0] or '') + ':' + (found[2] or '')
+
 parts = urllib.parse.urlsplit(sys.stdin.readline().strip())
 who, _, place = parts.netloc.rpartition('@')
+word = urllib.parse.unquote(who) or known(parts.hostname)
 request = urllib.request.Request(parts._replace(netloc=place).geturl())
 request.add_header('User-Agent', 'glm5-deploy')
-if who:
-    word = base64.b64encode(urllib.parse.unquote(who).encode()).decode()
-    request.add_header('Authorization', 'Basic ' + word)
+if word:
+    coded = base64.b64encode(word.encode()).decode()
+    request.add_header('Authorization', 'Basic ' + coded)
 code = 0
 try:
-    code = urllib.request.urlopen(request, timeout=20).status
+    code = urllib.request.build_opener(Elsewhere).open(request, timeout=20).status
 except urllib.error.HTTPError as error:
     code = error.code
 except Exception as error:

@@ -30,9 +30,20 @@ USUAL = "https://usual.example/simple"
 
 
 class Index(BaseHTTPRequestHandler):
-    """Knows one package, and under /closed/ only for who has the password."""
+    """Knows one package, and under /closed/ only for who has the password; sends who asks under
+    /moved/ or /elsewhere/ there.
+    """
 
     def do_GET(self) -> None:
+        address, port = cast(ThreadingHTTPServer, self.server).server_address[:2]
+        for first, host in (("/moved/", address), ("/elsewhere/", "localhost")):
+            if self.path.startswith(first):
+                rest = self.path.removeprefix(first)
+                self.send_response(302)
+                self.send_header("Location", f"http://{host!s}:{port}/closed/{rest}")
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+                return
         word = base64.b64encode(b"ann:pa ss").decode()
         status = 200 if self.path.endswith("/fake-engine/") else 404
         if self.path.startswith("/closed/") and self.headers["Authorization"] != f"Basic {word}":
@@ -90,6 +101,24 @@ def test_an_index_answers(tool: Path, place: str) -> None:
 def test_credentials_are_given_and_not_shown(tool: Path, place: str) -> None:
     found, _ = asked(tool, f"http://ann:pa%20ss@{place}/closed")
     assert found == Answer("asked", f"http://{place}/closed", 200)
+
+
+@pytest.mark.parametrize("name", [".netrc", "other"])
+def test_credentials_of_the_hosts_netrc(tool: Path, place: str, name: str) -> None:
+    url = f"http://{place}/closed"
+    (tool / name).write_text('machine 127.0.0.1 login ann password "pa ss"\n')
+    (tool / name).chmod(0o600)
+    variables = {} if name == ".netrc" else {"NETRC": str(tool / name)}
+    assert asked(tool, url, **variables)[0].code == 200
+    assert asked(tool, f"http://ann:wrong@{place}/closed", **variables)[0].code == 401
+    (tool / name).write_text("nonsense\n")
+    assert asked(tool, url, **variables)[0].code == 401
+
+
+def test_credentials_go_to_no_other_place(tool: Path, place: str) -> None:
+    url = f"http://ann:pa%20ss@{place}"
+    assert asked(tool, f"{url}/moved")[0].code == 200
+    assert asked(tool, f"{url}/elsewhere")[0].code == 401
 
 
 def test_nobody_answers(tool: Path) -> None:

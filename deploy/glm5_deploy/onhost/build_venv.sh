@@ -6,6 +6,8 @@ set -eu
 dir=$1 python=$2 uv=$3 lock=$4 cache=$5 wheelhouse=$6 index=$7 marker=$8
 case $dir in */venvs/*) ;; *) echo "not a folder of environments: $dir" >&2; exit 2 ;; esac
 export UV_CACHE_DIR="$cache" UV_NO_PROGRESS=1 UV_PYTHON_DOWNLOADS=never UV_HTTP_TIMEOUT=180 UV_SYSTEM_CERTS=1
+# A unit has none, and without it uv finds neither root's netrc nor root's settings.
+export HOME="${HOME:-/root}"
 umask 022
 # One that was emptied by hand, or whose Python the distribution removed, is built anew.
 if [ ! -e "$dir/.locked" ] || [ ! -x "$dir/bin/python" ]; then

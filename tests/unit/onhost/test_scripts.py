@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -57,7 +58,7 @@ if [ "$1" = venv ]; then exec PYTHON -m venv --without-pip "$dir"; fi
 site=$(echo FOLDER/lib/python*/site-packages)
 echo "x = 1" > "$site/good.py"
 echo "print 1" > "$site/old.py"
-echo "Installed 2 packages"
+echo "Installed 2 packages with what $HOME holds"
 """
 
 
@@ -68,12 +69,15 @@ def test_an_environment_is_compiled_and_says_so(tmp_path: Path) -> None:
     lock.write_text("good==1\nold==1\n")
     build = Path(glm5_deploy.__file__).parent / "onhost" / "build_venv.sh"
     words = ["sh", build, folder, sys.executable, uv, lock, tmp_path, "", "", folder / ".done"]
-    done = subprocess.run(list(map(str, words)), capture_output=True, text=True, check=False)
+    env = {"PATH": os.environ["PATH"]}
+    done = subprocess.run(
+        list(map(str, words)), capture_output=True, text=True, check=False, env=env
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         f"PROGRESS - creating {folder}",
         "PROGRESS - installing 2 packages",
-        "Installed 2 packages",
+        "Installed 2 packages with what /root holds",
         "PROGRESS - compiling what was installed to bytecode",
         "PROGRESS 1.0 installed",
     ]
