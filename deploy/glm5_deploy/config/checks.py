@@ -137,6 +137,16 @@ def settings_problems(settings: Node) -> list[ConfigProblem]:
     return [index.problem(message, hint, at_key=True)]
 
 
+def settings_warnings(settings: Node) -> list[ConfigProblem]:
+    """What is allowed, and seldom meant."""
+    index = settings.at("index_url")
+    if index is None or not re.search(r"://[^/]*@", index.text or ""):
+        return []
+    message = "holds credentials: processes are listed with them while packages are installed"
+    hint = "leave it out here; on the host, uv reads root's ~/.netrc (machine … login … password …)"
+    return [index.problem(message, hint, at_key=True)]
+
+
 # --- a profile -----------------------------------------------------------------------------------
 
 

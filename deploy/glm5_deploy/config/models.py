@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
@@ -50,6 +51,15 @@ def _word(text: str) -> str:
 def _one_line(text: str) -> str:
     if any(not c.isprintable() and c != "\t" for c in text):
         raise ValueError("must be one line without control characters")
+    return text
+
+
+def _index(text: str) -> str:
+    # As uv takes it, but a folder relative to nobody knows what.
+    place = re.sub(r"^[\w.-]+=", "", text)
+    if not re.match(r"(https?://|file:///|/)[^/]", place) or not _word(text):
+        # What was found is not shown: it may hold a password.
+        raise ValueError("must be an index's URL (https://…), or an absolute path on the host")
     return text
 
 
@@ -160,7 +170,7 @@ class HostSettings(Model):
     wheelhouse: Path | None = Field(
         default=None, description="Folder of wheels here, synced to hosts without an index."
     )
-    index_url: str | None = Field(
+    index_url: Annotated[str, AfterValidator(_index)] | None = Field(
         default=None, description="Package index for the host; default: the host's own settings."
     )
 

@@ -213,6 +213,16 @@ def test_warnings(folder: Path, more: str, said: str) -> None:
     assert [warning.message.startswith(said) for warning in warnings] == [True]
 
 
+def test_a_warning_of_credentials_in_an_index(folder: Path) -> None:
+    path = folder / "inventory.yml"
+    for user, wanted in (("me:hunter2@", 1), ("token@", 1), ("", 0)):
+        text = f"defaults: {{index_url: https://{user}index.example/a@b}}\n"
+        path.write_text(text + "hosts: {bw1: {profile: p}}\n")
+        found = check_inventory(load_inventory(path))
+        assert len(found) == wanted
+        assert all(each.message.startswith("holds credentials") for each in found)
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "10.1.2.3", "192.168.0.9", "gpu1.internal"])
 def test_no_warning_for_a_private_address(folder: Path, host: str) -> None:
     more = f'serve: {{host: "{host}"}}'
