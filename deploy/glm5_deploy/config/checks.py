@@ -176,6 +176,10 @@ def _own_arguments(profile: Node) -> Iterator[ConfigProblem]:
                 f"write `{key.lstrip('-')}`" if key.startswith("-") else None,
                 at_key=True,
             )
+        elif "" in key.split("."):
+            yield node.problem(
+                "a dot stands between two names", "such as hf-overrides.index_topk", at_key=True
+            )
 
 
 def _same_arguments(profile: Node) -> Iterator[ConfigProblem]:

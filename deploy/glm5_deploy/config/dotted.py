@@ -22,7 +22,7 @@ def together(given: Mapping[str, Any]) -> dict[str, Any]:
     parts: dict[str, Any] = {}
     for key, value in given.items():
         if "." in key:
-            _put(parts, key.split("."), _read(value))
+            _put(parts, key.split("."), read_value(value))
     return whole | parts
 
 
@@ -41,7 +41,7 @@ def _put(place: dict[str, Any], path: list[str], value: object) -> None:
         place[head] = value
 
 
-def _read(value: object) -> object:
+def read_value(value: object) -> object:
     """What vLLM makes of a word: JSON where it is some, else the text."""
     if not isinstance(value, str):
         return value

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from glm5_deploy.config.dotted import read_value
 from glm5_deploy.config.errors import ConfigProblem
 from glm5_deploy.config.models import Profile, option_name
 from glm5_deploy.config.node import Node
@@ -45,6 +46,7 @@ def serving_problems(profile: Node, read: Profile) -> list[ConfigProblem]:
         return []
     return [
         *_passed_over(arguments),
+        *_overwritten(arguments),
         *_sizes(arguments),
         *_workers(profile, read, arguments),
         *_shares(arguments),
@@ -69,6 +71,17 @@ def _passed_over(arguments: Mapping[str, Node]) -> Iterator[ConfigProblem]:
             hint = f"write all of it as one mapping under `{name}`, or all with dots"
             message = f"vLLM passes over it where `{part}` is given"
             yield node.problem(message, hint, at_key=True)
+
+
+def _overwritten(arguments: Mapping[str, Node]) -> Iterator[ConfigProblem]:
+    """Of a part that is no mapping, and a part of it, vLLM keeps whatever comes last."""
+    for name, node in arguments.items():
+        part = next((key for key in arguments if key.startswith(f"{name}.")), None)
+        if part is None or "." not in name:
+            continue
+        if not isinstance(read_value(node.value), dict):
+            message = f"a value, and `{part}` a part of it: vLLM keeps one of them"
+            yield node.problem(message, "keep one of them", at_key=True)
 
 
 def _sizes(arguments: Mapping[str, Node]) -> Iterator[ConfigProblem]:
