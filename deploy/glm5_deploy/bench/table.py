@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from glm5_deploy.bench.result import Result
 
 _COLUMNS = ("at once", "prompt", "requests", "tokens/s", "in + out", "TTFT", "p99", "TPOT", "p99")
-_UNITS = "  tokens/s of answers, and of prompts and answers; TTFT and TPOT: medians and p99, in ms"
+_UNITS = "  tokens/s of answers; in + out: prompts, too; TTFT, TPOT: median, p99, in ms"
 
 
 def print_results(console: Console, host: str, results: Sequence[Result]) -> None:

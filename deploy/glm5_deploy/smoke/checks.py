@@ -255,17 +255,18 @@ def concurrent(context: Context) -> str:
     """Several requests at once are all answered."""
     number, limit = context.profile.smoke.concurrency, context.profile.smoke.max_tokens
 
-    def ask(index: int) -> str | None:
+    def ask(index: int) -> AnswerError | None:
         try:
             answer = context.api.complete(f"{PROMPT} ({index})", limit)
-            return None if completed(answer) else "an answer without text"
+            return None if completed(answer) else AnswerError("an answer without text")
         except AnswerError as error:
-            return str(error)
+            return error
 
     with ThreadPoolExecutor(number) as pool:
         problems = [problem for problem in pool.map(ask, range(number)) if problem]
     if problems:
-        raise CheckFailed(f"{len(problems)} of {number} failed: {problems[0]}")
+        first = problems[0]
+        raise AnswerError(f"{len(problems)} of {number} failed: {first}", first.status)
     return f"{number} at once"
 
 

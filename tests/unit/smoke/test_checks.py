@@ -72,6 +72,8 @@ def test_fault_gives_its_rows(fault: str, serve: Server, smoke: Smoke) -> None:
     for name, text in expected.items():
         assert f"{rows[name].status}: {rows[name].detail}".startswith(text)
     assert all(row.hint for row in rows.values() if row.status == "failed")
+    refused = [row for row in rows.values() if "HTTP 401" in row.detail]
+    assert all("secrets.VLLM_API_KEY" in (row.hint or "") for row in refused)
     assert not any("Traceback" in row.detail or KEY.value in row.detail for row in rows.values())
 
 
