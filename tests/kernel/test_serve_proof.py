@@ -100,9 +100,22 @@ def test_a_profile_adds_up_kernels_and_counts_overlapping_ones_once(tmp_path: Pa
     assert found["steps"] == 2
     assert (found["wall_us"], found["busy_us"], found["launches"]) == (20.0, 14.5, 2.0)
     assert found["kernels"][0] == {"name": "a", "us": 10.0, "calls": 1.0}
-    row = {"impl": "ours-fp8", "what": "decode", "concurrency": 8, "prompt_tokens": 1, **found}
+    about = {"what": "decode", "concurrency": 8, "prompt_tokens": 1, "layers": 4}
+    row = {"impl": "ours-fp8", **about, **found}
     assert "decode 8 x 1" in profiles.table([row])
     assert page.kernels_table([row]).splitlines()[-1] == "| decode, 8 × 1 | 14 |"
+
+
+def test_steps_that_run_no_model_do_not_count() -> None:
+    about = {"what": "prefill", "concurrency": 1, "prompt_tokens": 8000, "layers": 24, "steps": 3}
+    cache = {"name": "void vllm::concat_and_cache_mla_kernel<…>", "us": 60.0, "calls": 8.0}
+    other = {"name": "split_kernel", "us": 900.0, "calls": 8.0}
+    rows = [
+        {"impl": "flashmla-bf16", **about, "busy_us": 1000.0, "kernels": [other, cache]},
+        {"impl": "ours-bf16", **about, "busy_us": 500.0, "kernels": [other]},
+    ]
+    assert page.kernels_table(rows).splitlines()[-1] == "| prefill, 1 × 8,000 | 3,000 | 1,500 |"
+    assert page.ran([{**rows[1]}]) == 1.0
 
 
 # Comparisons

@@ -75,9 +75,10 @@ Median time to the first token, ms:
 
 ## Kernels
 
-By vLLM's torch profiler, µs a step of the engine: the time in which the GPU works, whatever the
-processor does between. Decode of prompts that the prefix cache holds; prefill of new ones; mixed:
-new ones that begin while others decode.
+By vLLM's torch profiler, µs for each step of the engine that runs the model: the time in which the
+GPU works, whatever the processor does between. Decode of prompts that the prefix cache holds, but
+for their last block, which one of the steps computes; prefill of new ones; mixed: new ones that
+begin while others decode.
 
 {kernels}
 
@@ -265,13 +266,33 @@ def rounds_note(rows: Sequence[Row]) -> str:
     return f"{note} {aim}; it is missed by {', '.join(missed)}." if missed else f"{note} {aim}."
 
 
+CACHE = "concat_and_cache"
+"""In the name of the kernel that each layer calls once in a step, whatever the backend."""
+
+
+def ran(rows: Sequence[Row]) -> float:
+    """Of the steps that vLLM marked under one load, the share that ran the model: some are empty.
+
+    Args:
+        rows: of all servers; not everyone's longest kernels hold the one that is counted.
+    """
+    for row in rows:
+        calls = sum(each["calls"] for each in row["kernels"] if CACHE in each["name"])
+        if calls:
+            return round(calls * row["steps"] / row["layers"]) / row["steps"]
+    return 1.0
+
+
 def kernels_table(rows: Sequence[Row]) -> str:
     """A row for each load, a column for each server."""
     found = {(r["what"], r["concurrency"], r["prompt_tokens"], r["impl"]): r for r in rows}
     names = [name for name in cases.THROUGHPUT if any(name == key[3] for key in found)]
     body = []
     for load in dict.fromkeys(key[:3] for key in found):
-        cells = [f"{found[*load, name]['busy_us']:,.0f}" if (*load, name) in found else "–"
+        same = {name: found[*load, name] for name in names if (*load, name) in found}
+        # One with the count comes first: the servers' steps are the same.
+        share = {name: ran([row, *same.values()]) for name, row in same.items()}
+        cells = [f"{same[name]['busy_us'] / share[name]:,.0f}" if name in same else "–"
                  for name in names]  # fmt: skip
         body.append([f"{load[0]}, {load[1]} × {load[2]:,}", *cells])
     return table(["load", *names], body)
