@@ -58,7 +58,7 @@ def test_glm_5_on_eight_gpus(cli: Cli, site: Site, gpu_host: GpuHost, fresh_host
     assert served["needle"]["detail"].startswith("found at 10%, 50%, 90% of 16")
     assert served["gpus"]["detail"] == (
         # A test host shares its machine's kernel, and cannot read its log.
-        "8 × 83.0 to 83.0 of 96 GiB in use, the kernel's log cannot be read here"
+        "8 × 83.0 of 96 GiB in use, the kernel's log cannot be read here"
     )
     unit = fresh_host.exec(["cat", f"/etc/systemd/system/{UNIT}"]).stdout
     assert "DeviceAllow=char-nvidia-uvm rw" in unit

@@ -50,12 +50,13 @@ def gpus(context: Context) -> str:
     problem = _problem(used, indices, found)
     if problem is not None:
         raise CheckFailed(*problem)
-    least, most = (pick(gpu.memory_used for gpu in used) / GIB for pick in (min, max))
+    held = (f"{pick(gpu.memory_used for gpu in used) / GIB:.1f}" for pick in (min, max))
+    span = " to ".join(dict.fromkeys(held))
     total = min(gpu.memory_total for gpu in used) / GIB
     said = "the kernel's log cannot be read here" if found.xids is None else "no Xid"
     # Each would have left an Xid, and none is there since the start.
     said += "".join(f", GPU {gpu.index} had ECC errors before" for gpu in used if gpu.ecc_errors)
-    return f"{len(used)} × {least:.1f} to {most:.1f} of {total:.0f} GiB in use, {said}"
+    return f"{len(used)} × {span} of {total:.0f} GiB in use, {said}"
 
 
 def _look(context: Context) -> Found:

@@ -82,11 +82,11 @@ def outcome(step: Document) -> str:
     passed = sum(row["status"] == "passed" for row in step["checks"])
     words = [step["status"]] if step["status"] else []
     words += [f"release {step['release']}"] if step["release"] else []
-    words += [f"{passed} checks passed"] if passed else []
+    words += [f"{passed} check{'s' if passed > 1 else ''} passed"] if passed else []
     words += [f"failed: {', '.join(bad)}"] if bad else []
     error = step.get("error")
     if error and not bad:
-        words.append(": ".join(line.strip() for line in error.split("\n")))
+        words.append(": ".join(line.strip() for line in error.split("\n")).replace("|", "\\|"))
     return ", ".join(words) or "–"
 
 

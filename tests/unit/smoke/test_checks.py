@@ -221,6 +221,7 @@ def gpu_table(*used: int, ecc: int = 0) -> str:
     ("facts", "status", "detail"),
     [
         ((gpu_table(90000, 88000), "", STARTED), "passed", "2 × 85.9 to 87.9 of 96 GiB in use"),
+        ((gpu_table(90000, 90010), "", STARTED), "passed", "2 × 87.9 of 96 GiB in use, no Xid"),
         ((gpu_table(90000, 88000), XID % "1799990000.0", STARTED), "passed", "2 ×"),
         (
             (gpu_table(90000, 88000), XID % "1799999500.0", STARTED),
