@@ -49,10 +49,10 @@ def row_of(made: MemoryPlan) -> Check:
         details, hints = zip(*made.problems, strict=True)
         return Check(NAME, "failed", "; ".join(details), "; ".join(dict.fromkeys(hints)))
     gib, settings = 1 << 30, made.settings
+    each = f" on each of {made.model.tp}" if made.model.tp > 1 else ""
     detail = (
-        f"weights {made.weights / gib:.1f} GiB on each of {made.model.tp}, KV cache"
-        f" {made.kv / gib:.1f} GiB = {made.kv_tokens} tokens, {made.sequences:g} requests of"
-        f" {settings.context}"
+        f"weights {made.weights / gib:.1f} GiB{each}, KV cache {made.kv / gib:.1f} GiB ="
+        f" {made.kv_tokens:,} tokens, {made.sequences:,.1f} requests of {settings.context:,}"
     )
     return Check(NAME, "passed", detail)
 

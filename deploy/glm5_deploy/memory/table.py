@@ -45,7 +45,11 @@ def rows(made: MemoryPlan) -> Iterator[tuple[str, str, str]]:
     yield "libraries", _gib(made.other), "estimate"
     each = model.kv[settings.kv_dtype]
     yield "KV cache", _gib(max(made.kv, 0)), f"{each:,} B a token, {settings.kv_dtype}"
-    yield "  tokens", f"{made.kv_tokens:,}", f"{made.sequences:g} requests of {settings.context:,}"
+    yield (
+        "  tokens",
+        f"{made.kv_tokens:,}",
+        f"{made.sequences:,.1f} requests of {settings.context:,}",
+    )
     yield "  longest context", f"{made.longest:,}", f"asked for: {settings.context:,}"
     yield "  most sequences", f"{made.kv_tokens // max(settings.context, 1)}", "of full length"
 

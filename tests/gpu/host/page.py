@@ -44,6 +44,7 @@ TITLES = {
     "host-h200": "One H200",
     "host-h200-x2": "Two H200s, tensor parallelism 2",
 }
+PARTS = {"kv": "KV cache", "kv_tokens": "its tokens"}
 ROWS = "| step | command | exit | seconds | what came of it |\n| --- | --- | --- | --- | --- |"
 
 
@@ -116,7 +117,7 @@ def walk(name: str, document: Document) -> str:
     memory = document["memory"]
     if memory:
         parts = memory["planned_over_measured"]
-        found = ", ".join(f"{key} {value:.3f}" for key, value in parts.items())
+        found = ", ".join(f"{PARTS.get(key, key)} {value:.3f}" for key, value in parts.items())
         lines += [f"Memory as planned before anything was installed, over what vLLM then "
                   f"reported: {found}.", ""]  # fmt: skip
     if document["exposure"] is not None:

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 from glm5_deploy.errors import CommandFailedError
 from glm5_deploy.hosts.fake import FakeHost
-from glm5_deploy.memory.check import NotPlannedError, memory_plan, rows
+from glm5_deploy.memory.check import NotPlannedError, memory_plan, row_of, rows
 from glm5_deploy.memory.header import HeaderError, Place, inspect_place, shape_of
 from glm5_deploy.memory.table import as_data
 from glm5_deploy.memory.table import rows as table_rows
@@ -62,6 +62,12 @@ def test_the_full_glm5_on_eight_gpus(tmp_path: Path) -> None:
     made = memory_plan(FakeHost(), source.target, with_gpus())
     assert made.fits
     assert made.kv_tokens > 131_072
+    said = row_of(made).detail
+    assert f" GiB on each of 8, KV cache {made.kv / (1 << 30):.1f} GiB = " in said
+    assert said.endswith(f" {made.kv_tokens:,} tokens, {made.sequences:.1f} requests of 131,072")
+    alone = replace(made, model=replace(made.model, tp=1), sequences=2988.07)
+    assert " each " not in row_of(alone).detail
+    assert " 2,988.1 requests of " in row_of(alone).detail
 
 
 def test_a_number_of_gpus_that_the_model_cannot_be_cut_among(tmp_path: Path) -> None:
