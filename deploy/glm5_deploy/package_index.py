@@ -64,9 +64,9 @@ esac
 page=${url%/}/$package/
 if command -v curl >/dev/null; then
   http_proxy=${http_proxy:-${HTTP_PROXY:-}}; export http_proxy
-  answer=$(printf 'url = "%s"\n' "$page" | curl --config - --globoff --silent --show-error \
-    --location --connect-timeout 10 --max-time 20 --retry 1 --output /dev/null \
-    --write-out '\nhttp %{http_code}\n' 2>&1)
+  answer=$(printf 'url = "%s"\n' "$page" | curl --config - --netrc-optional --globoff \
+    --silent --show-error --location --connect-timeout 10 --max-time 20 --retry 1 \
+    --output /dev/null --write-out '\nhttp %{http_code}\n' 2>&1)
 elif command -v python3 >/dev/null; then
   answer=$(printf '%s\n' "$page" | python3 -I -c "$program" 2>&1)
 else

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from glm5_kernel.ops.topk_kernel import _largest_code, _tally_code
+from glm5_kernel.ops.topk_ptx import largest_code, tally_code
 from numpy.typing import NDArray
 
 from tests.kernel.ptx import Program, PtxError
@@ -78,7 +78,7 @@ def check(program: Program, each: int, given: Keys, indices: Keys, k: int) -> No
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("warps", "each"), SHAPES)
 def test_the_largest(kind: str, warps: int, each: int) -> None:
-    program, size = Program(_largest_code(each, warps), 32 * warps), 32 * warps * each
+    program, size = Program(largest_code(each, warps, True), 32 * warps), 32 * warps * each
     random = np.random.default_rng(SHAPES.index((warps, each)))
     for n, k in ((size, size // 2), (size - 7, 1), (size // 2, size // 2), (size - 9, size - 11)):
         given = keys(values(kind, size, random))
@@ -87,18 +87,20 @@ def test_the_largest(kind: str, warps: int, each: int) -> None:
 
 
 def test_slack_saves_passes_and_passes_over_none() -> None:
-    program, random = Program(_largest_code(8, 4), 128), np.random.default_rng(3)
+    program, random = Program(largest_code(8, 4, False), 128), np.random.default_rng(3)
     for kind in ("normal", "near ties", "few values", "outlier"):
         given = keys(values(kind, 1024, random))
         indices = np.arange(1024, dtype=np.int32)
-        taken = largest(program, 8, given, indices, 300, 40) >= 0
+        found = largest(program, 8, given, indices, 300, 40)
+        taken = found == 0
+        assert (found[~taken] == -1).all()
         assert 300 <= taken.sum() <= 340
         assert given[taken].min() >= given[~taken].max()
 
 
 def test_every_barrier_is_needed() -> None:
     """Without one of them two warps meet in shared memory, which the threads' order would hide."""
-    parts = _largest_code(2, 4).split("bar.sync 0;")
+    parts = largest_code(2, 4, True).split("bar.sync 0;")
     assert len(parts) == 6
     # So many of them are equal that a warp compares them, or too many for that.
     given = [
@@ -124,7 +126,7 @@ def test_a_histogram(warps: int, each: int, bins: int) -> None:
     given = random.integers(-3, bins + 9, size).astype(np.int32)
     read = (np.arange(size) & (bins - 1)).astype(np.int32)
     operands = [*given.reshape(each, -1), *read.reshape(each, -1)]
-    program = Program(_tally_code(each, bins), threads)
+    program = Program(tally_code(each, bins), threads)
     found = np.concatenate(program.run([each.view(np.uint32) for each in operands], each))
     inside = given[(given >= 0) & (given < bins)]
     np.testing.assert_array_equal(found[:bins], np.bincount(inside, minlength=bins))

@@ -13,6 +13,9 @@ Severity = Literal["error", "warning", "symptom"]
 
 _START = re.compile(r"Initializing a V\d+ LLM engine")
 """vLLM's first line of an engine."""
+_STOPPING = re.compile(r"(?:^|\]: )Stopping \S+\.service\b")
+_STOPPED = re.compile(r"(?:^|\]: )(?:Stopped|Starting|Started) \S+\.service\b")
+"""systemd's lines about a unit."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,7 @@ class Failure:
     Args:
         after: counts only once an earlier line of the same start has matched this.
         severity: a cause, something that may hurt later, or what follows from a cause.
+        at_stop: a server that is stopped shows it, too; it does not count then.
     """
 
     name: str
@@ -30,6 +34,7 @@ class Failure:
     cause: str
     remedy: str
     after: re.Pattern[str] | None = None
+    at_stop: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,7 +80,7 @@ def known_failures() -> tuple[Failure, ...]:
     return tuple(_failure(row) for row in yaml.safe_load(text))
 
 
-def _failure(row: dict[str, str]) -> Failure:
+def _failure(row: dict[str, Any]) -> Failure:
     severity = row["severity"]
     if severity not in get_args(Severity):
         raise ValueError(f"{row['name']}: unknown severity {severity}")
@@ -83,10 +88,11 @@ def _failure(row: dict[str, str]) -> Failure:
     return Failure(
         name=row["name"],
         pattern=re.compile(row["pattern"]),
-        severity=severity,  # type: ignore[arg-type]
+        severity=severity,
         cause=row["cause"],
         remedy=row["remedy"],
         after=re.compile(after) if after else None,
+        at_stop=bool(row.get("at_stop", False)),
     )
 
 
@@ -96,6 +102,7 @@ class Explainer:
     def __init__(self) -> None:
         self._seen_before: set[str] = set()
         self._found: dict[str, Explanation] = {}
+        self._stopping = False
 
     def feed(self, line: str, at: float | None = None) -> Explanation | None:
         """The failure that this line names for the first time, or None.
@@ -123,11 +130,15 @@ class Explainer:
     def _matches(self, row: Failure, line: str) -> bool:
         if row.after is not None and row.name not in self._seen_before:
             return False
+        if row.at_stop and self._stopping:
+            return False
         return row.pattern.search(line) is not None
 
     def _remember(self, line: str) -> None:
         if _START.search(line):
             self._seen_before.clear()
+        if _STOPPING.search(line) or _STOPPED.search(line):
+            self._stopping = _STOPPED.search(line) is None
         for row in known_failures():
             if row.after is not None and row.after.search(line):
                 self._seen_before.add(row.name)

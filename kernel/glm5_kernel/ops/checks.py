@@ -11,6 +11,9 @@ INTERPRET = os.environ.get("TRITON_INTERPRET", "0") == "1"
 """Whether kernels run in Triton's interpreter, as decided when this package was imported."""
 
 
+# A server checks some dozens of arguments for every layer: words are made only where they are said.
+
+
 def require(condition: bool, name: str, got: str, allowed: str) -> None:
     """Raise ValueError unless `condition` holds."""
     if not condition:
@@ -18,17 +21,26 @@ def require(condition: bool, name: str, got: str, allowed: str) -> None:
 
 
 def check_shape(name: str, value: Tensor, shape: tuple[int, ...]) -> None:
-    require(tuple(value.shape) == shape, name, f"shape {list(value.shape)}", f"{list(shape)}")
+    if value.shape != shape:
+        require(False, name, f"shape {list(value.shape)}", f"{list(shape)}")
 
 
 def check_dtype(name: str, value: Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
-    allowed = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-    require(value.dtype in dtypes, name, str(value.dtype).removeprefix("torch."), allowed)
+    if value.dtype not in dtypes:
+        allowed = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        require(False, name, str(value.dtype).removeprefix("torch."), allowed)
 
 
 def check_contiguous(name: str, value: Tensor) -> None:
-    require(value.is_contiguous(), name, f"strides {value.stride()}", "a contiguous tensor")
+    if not value.is_contiguous():
+        require(False, name, f"strides {value.stride()}", "a contiguous tensor")
 
 
 def check_device(name: str, value: Tensor) -> None:
-    require(value.is_cuda or INTERPRET, name, f"a tensor on {value.device}", "a CUDA device")
+    if not (value.is_cuda or INTERPRET):
+        require(False, name, f"a tensor on {value.device}", "a CUDA device")
+
+
+def check_same_device(name: str, value: Tensor, device: torch.device) -> None:
+    if value.device != device:
+        require(False, name, str(value.device), str(device))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from glm5_kernel.ops.checks import check_contiguous, check_dtype, require
+from glm5_kernel.ops.checks import check_contiguous, check_dtype, check_same_device, require
 from glm5_kernel.ops.indexer_logits import mqa_logits, paged_mqa_logits
 from glm5_kernel.ops.topk import topk_indices
 
@@ -129,7 +129,7 @@ def _chunks(
         check_dtype("logits", logits, (torch.float32,))
         require(logits.ndim == 1, "logits", f"{logits.ndim} dims", "1")
         check_contiguous("logits", logits)
-        require(logits.device == device, "logits", str(logits.device), str(device))
+        check_same_device("logits", logits, device)
     room = logits_bytes // 4 if logits is None else logits.numel()
     name = "logits_bytes" if logits is None else "logits"
     require(room >= width or count == 0, name, f"room for {room} scores",

@@ -28,6 +28,7 @@ from glm5_kernel.ops.checks import (
     check_contiguous,
     check_device,
     check_dtype,
+    check_same_device,
     check_shape,
     require,
 )
@@ -264,7 +265,7 @@ def paged_mqa_logits(
             f"strides {block_tables.stride()}", "contiguous rows")  # fmt: skip
     for name, value in (("context_lens", context_lens), ("block_tables", block_tables)):
         check_dtype(name, value, (torch.int32,))
-        require(value.device == q.device, name, str(value.device), str(q.device))
+        check_same_device(name, value, q.device)
     _check_weights(weights, batch * next_n, heads, q.device)
     out = _result(out, batch * next_n, max_context, q.device)
     if out.numel() == 0:
@@ -325,7 +326,7 @@ def mqa_logits(
         check_shape(name, value, (rows,))
         check_dtype(name, value, (torch.int32,))
         check_contiguous(name, value)
-        require(value.device == q.device, name, str(value.device), str(q.device))
+        check_same_device(name, value, q.device)
     out = _result(out, rows, keys, q.device)
     if out.numel() == 0:
         return out
@@ -360,7 +361,7 @@ def _check_cache(kv_cache: Tensor, dim: int, device: torch.device) -> Tensor:
     """The cache as [blocks, block bytes' dims…] of e4m3, bytes in the interpreter."""
     name, width = "kv_cache", dim + 4
     check_dtype(name, kv_cache, (torch.uint8,))
-    require(kv_cache.device == device, name, str(kv_cache.device), str(device))
+    check_same_device(name, kv_cache, device)
     allowed = f"[blocks, {PAGE}, {width}] or [blocks, {PAGE}, 1, {width}]"
     shape = tuple(kv_cache.shape[1:])
     require(shape in ((PAGE, width), (PAGE, 1, width)), name, f"shape {list(kv_cache.shape)}",
@@ -381,7 +382,7 @@ def _check_keys(k: Tensor, k_scale: Tensor, dim: int, device: torch.device) -> i
     check_dtype("k_scale", k_scale, (torch.float32,))
     check_contiguous("k_scale", k_scale)
     for name, value in (("k", k), ("k_scale", k_scale)):
-        require(value.device == device, name, str(value.device), str(device))
+        check_same_device(name, value, device)
     return k.shape[0]
 
 
@@ -398,7 +399,7 @@ def _check_lengths(context_lens: Tensor, batch: int, next_n: int) -> tuple[tuple
 def _check_weights(weights: Tensor, rows: int, heads: int, device: torch.device) -> None:
     check_shape("weights", weights, (rows, heads))
     check_dtype("weights", weights, (torch.float32,))
-    require(weights.device == device, "weights", str(weights.device), str(device))
+    check_same_device("weights", weights, device)
     require(weights.stride(1) == 1, "weights", f"strides {weights.stride()}", "contiguous rows")
 
 
@@ -408,7 +409,7 @@ def _result(out: Tensor | None, rows: int, columns: int, device: torch.device) -
         return torch.empty(rows, columns, dtype=torch.float32, device=device)
     check_shape("out", out, (rows, columns))
     check_dtype("out", out, (torch.float32,))
-    require(out.device == device, "out", str(out.device), str(device))
+    check_same_device("out", out, device)
     require(out.stride(1) == 1 or columns <= 1, "out", f"strides {out.stride()}",
             "contiguous rows")  # fmt: skip
     return out

@@ -18,7 +18,14 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_wait
 
-from glm5_kernel.ops.checks import check_contiguous, check_device, check_dtype, check_shape, require
+from glm5_kernel.ops.checks import (
+    check_contiguous,
+    check_device,
+    check_dtype,
+    check_same_device,
+    check_shape,
+    require,
+)
 from glm5_kernel.ops.portable import LN2, LOG2E, narrow
 
 
@@ -173,4 +180,4 @@ def check_result(
     check_shape(name, value, shape)
     check_dtype(name, value, (dtype,))
     check_contiguous(name, value)
-    require(value.device == device, name, str(value.device), str(device))
+    check_same_device(name, value, device)

@@ -18,6 +18,7 @@ from glm5_kernel.ops.checks import (
     check_contiguous,
     check_device,
     check_dtype,
+    check_same_device,
     check_shape,
     require,
 )
@@ -169,14 +170,14 @@ def _queries(
         require(part.dtype == latent.dtype, name, str(part.dtype), str(latent.dtype))
         require(part.stride(-1) == 1 or part.shape[-1] == 0, name, f"strides {part.stride()}",
                 "a contiguous last dim")  # fmt: skip
-        require(part.device == latent.device, name, str(part.device), str(latent.device))
+        check_same_device(name, part, latent.device)
     return latent, rope
 
 
 def _check_kv(kv_cache: Tensor, q: Tensor, latent_dim: int, rope_dim: int) -> None:
     name = "kv_cache"
     require(kv_cache.ndim == 3, name, f"{kv_cache.ndim} dims", "3: [blocks, block size, row]")
-    require(kv_cache.device == q.device, name, str(kv_cache.device), str(q.device))
+    check_same_device(name, kv_cache, q.device)
     check_dtype(name, kv_cache, (q.dtype, torch.uint8))
     require(kv_cache.stride(2) == 1, name, f"strides {kv_cache.stride()}", "a contiguous row")
     row = kv_cache.shape[2]
@@ -219,7 +220,7 @@ def _check_indices(
     for name, value in named.items():
         if value is not None:
             check_dtype(name, value, (torch.int32,))
-            require(value.device == device, name, str(value.device), str(device))
+            check_same_device(name, value, device)
 
 
 @functools.lru_cache(maxsize=64)
@@ -251,7 +252,7 @@ def _scratch(
         workspace = torch.empty(needed, dtype=torch.uint8, device=q.device)
     check_dtype("workspace", workspace, (torch.uint8,))
     check_contiguous("workspace", workspace)
-    require(workspace.device == q.device, "workspace", str(workspace.device), str(q.device))
+    check_same_device("workspace", workspace, q.device)
     require(workspace.numel() >= needed, "workspace", f"{workspace.numel()} bytes",
             f"at least {needed}")  # fmt: skip
     require(workspace.data_ptr() % 16 == 0, "workspace", "an unaligned address", "16-byte aligned")

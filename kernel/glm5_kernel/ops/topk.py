@@ -10,7 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from glm5_kernel.ops.checks import check_contiguous, check_device, check_dtype, check_shape, require
+from glm5_kernel.ops.checks import (
+    check_contiguous,
+    check_device,
+    check_dtype,
+    check_same_device,
+    check_shape,
+    require,
+)
 from glm5_kernel.ops.indexer_configs import TOPK, TopkConfig, TopkPlan, topk_lists, topk_plan
 from glm5_kernel.ops.sparse_mla import device_table, supports_pdl
 from glm5_kernel.ops.topk_kernel import topk_kernel
@@ -137,7 +144,7 @@ def _check_ranges(
     for name, value in (("starts", starts), ("ends", ends)):
         if value is not None:
             check_dtype(name, value, (torch.int32,))
-            require(value.device == logits.device, name, str(value.device), str(logits.device))
+            check_same_device(name, value, logits.device)
     if starts is not None:
         check_shape("starts", starts, (rows,))
         check_contiguous("starts", starts)
@@ -155,7 +162,7 @@ def _check_ranges(
 def _check_out(out: Tensor, rows: int, k: int, device: torch.device) -> None:
     check_shape("out", out, (rows, k))
     check_dtype("out", out, (torch.int32,))
-    require(out.device == device, "out", str(out.device), str(device))
+    check_same_device("out", out, device)
     require(out.stride(1) == 1 or k == 1, "out", f"strides {out.stride()}", "contiguous rows")
 
 
@@ -171,7 +178,7 @@ def _space(
         workspace[: config.counter_bytes].zero_()
     check_dtype("workspace", workspace, (torch.uint8,))
     check_contiguous("workspace", workspace)
-    require(workspace.device == device, "workspace", str(workspace.device), str(device))
+    check_same_device("workspace", workspace, device)
     require(workspace.numel() >= needed, "workspace", f"{workspace.numel()} bytes",
             f"at least {needed}")  # fmt: skip
     require(workspace.data_ptr() % 16 == 0, "workspace", "an unaligned address", "16-byte aligned")

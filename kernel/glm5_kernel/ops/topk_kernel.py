@@ -28,6 +28,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from glm5_kernel.ops.portable import IN_INTERPRETER
+from glm5_kernel.ops.topk_ptx import claim_code, largest_code, operands, tally_code
 
 ABSENT = tl.constexpr(-(2**31))
 """Key of what is no value; those of values lie between the next two, both included."""
@@ -35,248 +36,6 @@ LEAST = tl.constexpr(-(2**31) + 1)
 MOST = tl.constexpr(2**31 - 2)
 MOST_BINS = tl.constexpr(2048)
 """All histograms of a kernel together, and what Triton needs, must stay below 48 KB."""
-
-
-@triton.constexpr_function
-def _tally_code(n, bins):
-    """PTX of a histogram in shared memory, for n values a thread.
-
-    Operands: n counts (out), n bins (others than 0 … bins − 1 are not counted), n positions.
-    """
-    place = "shl.b32 at, ${}, 2;\nadd.u32 at, at, base;\n"
-    add = [
-        f"setp.lt.u32 some, ${n + j}, {bins};\n{place.format(n + j)}"
-        "@some red.shared.add.u32 [at], 1;"
-        for j in range(n)
-    ]
-    clear = [f"{place.format(2 * n + j)}st.shared.b32 [at], 0;" for j in range(n)]
-    read = [f"{place.format(2 * n + j)}ld.shared.b32 ${j}, [at];" for j in range(n)]
-    wait = ["bar.sync 0;"]
-    start = [
-        f"{{\n.shared .align 16 .b32 tally[{bins}];\n.reg .b32 base, at;\n.reg .pred some;",
-        "mov.u32 base, tally;",
-    ]
-    return "\n".join([*start, *wait, *clear, *wait, *add, *wait, *read, "}"])
-
-
-@triton.constexpr_function
-def _largest_code(n, warps):
-    """PTX of an exact selection in shared memory, for n keys a thread.
-
-    Operands: n numbers (out: one of its own, from 0, for each key that is selected, and -1 for
-    others), n keys, n indices, n times how many are wanted, n times how many more will do.
-
-    The first pass sorts values into bins of equal width between the least and the largest, so
-    that bins are short whatever the values' scale is. Where its bin of the last one wanted holds
-    more than a warp can compare, passes over 11, 11 and 10 bits of the keys follow, and as many
-    over the indices of equal keys.
-    """
-    bins, few = 2048, 32
-    each = bins // (32 * warps)
-    keys, indices = range(n, 2 * n), range(2 * n, 3 * n)
-    start = [
-        f"{{\n.shared .align 16 .b32 tally[{bins}];\n.shared .b32 most[{warps}];",
-        f".shared .b32 least[{warps}];\n.shared .b32 sums[{warps}];\n.shared .b32 told[3];",
-        f".shared .b32 few_key[{few}];\n.shared .b32 few_index[{few}];\n.shared .b32 counter[2];",
-        ".reg .b32 tid, lane, warp, below, at, mine, there, mask, word, shift;",
-        ".reg .b32 need, will_do, alive, taken, under, equal, bin, before, reach, size, pass;",
-        f".reg .b32 high, low, sum, scan, other, first, rank, i, total, digit<{n}>, count<{each}>;",
-        ".reg .b32 key, index, other_key, other_index;\n.reg .f32 top, width, scale, x;",
-        ".reg .pred some, more, is_key;",
-        "mov.u32 tid, %tid.x;\nmov.u32 lane, %laneid;\nmov.u32 below, %lanemask_lt;",
-        "shr.u32 warp, tid, 5;\nmov.u32 at, tally;",
-        f"mad.lo.u32 mine, tid, {4 * each}, at;\nand.b32 there, lane, {warps - 1};",
-        "shl.b32 there, there, 2;\nshl.b32 warp, warp, 2;",
-        f"mov.b32 need, ${3 * n};\nmov.b32 will_do, ${4 * n};",
-        "mov.b32 alive, 0;\nmov.b32 taken, 0;\nmov.b32 pass, 0;",
-    ]
-    clear = [f"st.shared.v4.b32 [mine+{4 * j}], {{0, 0, 0, 0}};" for j in range(0, each, 4)]
-    # Largest and least key, as their distance from what is no value, which so is the farthest.
-    extent = [f"mov.b32 high, {-(2**31)};\nmov.b32 low, -1;"]
-    for j in range(n):
-        extent += [
-            f"max.s32 high, high, ${keys[j]};\nadd.s32 other, ${keys[j]}, {2**31 - 1};",
-            f"min.u32 low, low, other;\nsetp.ne.s32 some, ${keys[j]}, {-(2**31)};",
-            f"@some or.b32 alive, alive, {1 << j};",
-        ]
-    both = [
-        "redux.sync.max.s32 high, high, 0xffffffff;",
-        "redux.sync.min.u32 low, low, 0xffffffff;",
-    ]
-    extent += [
-        *both,
-        "mov.u32 at, most;\nadd.u32 at, at, warp;\nmov.u32 other, least;",
-        "add.u32 other, other, warp;\nsetp.eq.u32 some, lane, 0;",
-        "@some st.shared.b32 [at], high;\n@some st.shared.b32 [other], low;",
-        "setp.eq.u32 some, tid, 0;\n@some st.shared.b32 [counter], 0;",
-        "@some st.shared.b32 [counter+4], 0;\nbar.sync 0;",
-        "mov.u32 at, most;\nadd.u32 at, at, there;\nld.shared.b32 high, [at];",
-        "mov.u32 at, least;\nadd.u32 at, at, there;\nld.shared.b32 low, [at];",
-        *both,
-        f"sub.s32 low, low, {2**31 - 1};",
-    ]
-
-    def value(key, into):
-        return [
-            f"shr.s32 other, {key}, 31;\nand.b32 other, other, 0x7fffffff;",
-            f"xor.b32 other, other, {key};\nmov.b32 {into}, other;",
-        ]
-
-    # No scale where an end is infinite or no number: then all values are in the first bin.
-    linear = [
-        *value("high", "top"), *value("low", "x"),
-        "sub.rn.f32 width, top, x;\nrcp.approx.f32 scale, width;",
-        f"mul.rn.f32 scale, scale, {bins - 1}.0;\ntestp.finite.f32 some, width;",
-        "selp.f32 scale, scale, 0f00000000, some;",
-    ]  # fmt: skip
-    for j in range(n):
-        linear += [
-            *value(f"${keys[j]}", "x"),
-            "sub.rn.f32 x, top, x;\nmul.rn.f32 x, x, scale;",
-            f"cvt.rzi.u32.f32 digit{j}, x;\nmin.u32 digit{j}, digit{j}, {bins - 1};",
-        ]
-    count = ["count:"]
-    for j in range(n):
-        count += [
-            f"and.b32 other, alive, {1 << j};\nsetp.ne.u32 some, other, 0;",
-            f"mov.u32 at, tally;\nmad.lo.u32 at, digit{j}, 4, at;",
-            "@some red.shared.add.u32 [at], 1;",
-        ]
-    count.append("bar.sync 0;")
-    # An inclusive sum over the threads, each with its bins, which are cleared for the next pass.
-    names = [f"count{j}" for j in range(each)]
-    for j in range(0, each, 4):
-        count.append(f"ld.shared.v4.b32 {{{', '.join(names[j : j + 4])}}}, [mine+{4 * j}];")
-    count += [*clear, "mov.b32 sum, 0;", *(f"add.u32 sum, sum, {name};" for name in names)]
-    count.append("mov.b32 scan, sum;")
-    for step in (1, 2, 4, 8, 16):
-        count += [
-            f"shfl.sync.up.b32 other|some, scan, {step}, 0, 0xffffffff;",
-            "@some add.u32 scan, scan, other;",
-        ]
-    count += [
-        "setp.eq.u32 some, lane, 31;\nmov.u32 at, sums;\nadd.u32 at, at, warp;",
-        "@some st.shared.b32 [at], scan;\nbar.sync 0;\nsub.u32 first, scan, sum;",
-        "mov.u32 at, sums;\nadd.u32 at, at, there;\nld.shared.b32 other, [at];",
-        "shl.b32 i, lane, 2;\nsetp.lt.u32 some, i, warp;\nselp.b32 other, other, 0, some;",
-        "redux.sync.add.u32 other, other, 0xffffffff;\nadd.u32 first, first, other;",
-    ]
-    # The one bin that the rank falls into tells everybody.
-    for j, name in enumerate(names):
-        count += [
-            f"setp.lt.u32 more, first, need;\nmov.b32 other, first;\nadd.u32 first, first, {name};",
-            f"setp.ge.and.u32 some, first, need, more;\nmad.lo.u32 bin, tid, {each}, {j};",
-            "@some st.shared.b32 [told], bin;\n@some st.shared.b32 [told+4], other;",
-            "@some st.shared.b32 [told+8], first;",
-        ]
-    count += [
-        "bar.sync 0;\nld.shared.b32 bin, [told];\nld.shared.b32 before, [told+4];",
-        "ld.shared.b32 reach, [told+8];\nmov.b32 under, 0;\nmov.b32 equal, 0;",
-    ]
-    for j in range(n):
-        count += [
-            f"setp.lt.u32 some, digit{j}, bin;\n@some or.b32 under, under, {1 << j};",
-            f"setp.eq.u32 some, digit{j}, bin;\n@some or.b32 equal, equal, {1 << j};",
-        ]
-    count += [
-        "and.b32 under, under, alive;\nor.b32 taken, taken, under;\nand.b32 alive, alive, equal;",
-        "sub.u32 need, need, before;\nsub.u32 size, reach, before;",
-        "add.u32 other, need, will_do;\nsetp.ge.u32 some, pass, 6;",
-        "setp.le.or.u32 some, size, other, some;",
-        "@some or.b32 taken, taken, alive;\n@some bra place;",
-        f"setp.le.u32 some, size, {few};\n@some bra compare;",
-        "add.u32 pass, pass, 1;\nsetp.gt.u32 is_key, pass, 3;\nselp.b32 i, 3, 0, is_key;",
-        "not.pred is_key, is_key;\nsub.u32 i, pass, i;\nmul.lo.u32 i, i, 11;",
-        "mov.b32 shift, 32;\nsub.s32 shift, shift, i;\nmax.s32 shift, shift, 0;",
-        "setp.eq.u32 some, shift, 0;\nselp.b32 mask, 1023, 2047, some;",
-    ]
-    for j in range(n):
-        count += [
-            f"xor.b32 word, ${keys[j]}, 0x7fffffff;\nselp.b32 word, word, ${indices[j]}, is_key;",
-            f"shr.u32 word, word, shift;\nand.b32 digit{j}, word, mask;",
-        ]
-    count.append("bra.uni count;")
-    compare = ["compare:\nsetp.eq.u32 some, alive, 0;\n@some bra gathered;"]
-    for j in range(n):
-        compare += [
-            f"and.b32 other, alive, {1 << j};\nsetp.ne.u32 some, other, 0;",
-            "@some atom.shared.add.u32 i, [counter], 1;\nmov.u32 at, few_key;",
-            "mad.lo.u32 at, i, 4, at;",
-            f"@some st.shared.b32 [at], ${keys[j]};\nmov.u32 at, few_index;",
-            f"mad.lo.u32 at, i, 4, at;\n@some st.shared.b32 [at], ${indices[j]};",
-        ]
-    compare += [
-        "gathered:\nbar.sync 0;\nmov.u32 at, few_key;\nmad.lo.u32 at, lane, 4, at;",
-        "ld.shared.b32 key, [at];\nmov.u32 at, few_index;\nmad.lo.u32 at, lane, 4, at;",
-        "ld.shared.b32 index, [at];\nmov.b32 rank, 0;\nmov.b32 i, 0;",
-        "next:\nshfl.sync.idx.b32 other_key, key, i, 31, 0xffffffff;",
-        "shfl.sync.idx.b32 other_index, index, i, 31, 0xffffffff;",
-        "setp.lt.s32 some, other_index, index;\nsetp.eq.and.s32 some, other_key, key, some;",
-        "setp.gt.or.s32 some, other_key, key, some;\n@some add.u32 rank, rank, 1;",
-        "add.u32 i, i, 1;\nsetp.lt.u32 some, i, size;\n@some bra.uni next;",
-        # The last that is wanted is the one that need − 1 others come before.
-        "add.u32 rank, rank, 1;\nsetp.lt.u32 more, lane, size;",
-        "setp.eq.and.u32 some, rank, need, more;\nvote.sync.ballot.b32 i, some, 0xffffffff;",
-        "bfind.u32 i, i;\nshfl.sync.idx.b32 key, key, i, 31, 0xffffffff;",
-        "shfl.sync.idx.b32 index, index, i, 31, 0xffffffff;",
-    ]
-    for j in range(n):
-        compare += [
-            f"setp.le.s32 some, ${indices[j]}, index;",
-            f"setp.eq.and.s32 some, ${keys[j]}, key, some;",
-            f"setp.gt.or.s32 some, ${keys[j]}, key, some;\nand.b32 other, alive, {1 << j};",
-            "setp.ne.and.u32 some, other, 0, some;",
-            f"@some or.b32 taken, taken, {1 << j};",
-        ]
-    place = ["place:\nmov.u32 total, 0;\nmov.u32 first, 0;"]
-    for j in range(n):
-        place += [
-            f"and.b32 other, taken, {1 << j};\nsetp.ne.u32 some, other, 0;",
-            "vote.sync.ballot.b32 i, some, 0xffffffff;\nand.b32 other, i, below;",
-            f"popc.b32 other, other;\nadd.u32 digit{j}, total, other;",
-            "popc.b32 i, i;\nadd.u32 total, total, i;",
-        ]
-    place += [
-        "setp.eq.u32 some, lane, 0;\n@some atom.shared.add.u32 first, [counter+4], total;",
-        "shfl.sync.idx.b32 first, first, 0, 31, 0xffffffff;",
-    ]
-    for j in range(n):
-        place += [
-            f"add.u32 digit{j}, digit{j}, first;\nand.b32 other, taken, {1 << j};",
-            f"setp.ne.u32 some, other, 0;\nselp.b32 ${j}, digit{j}, -1, some;",
-        ]
-    return "\n".join([*start, *clear, *extent, *linear, *count, *compare, *place, "}"])
-
-
-@triton.constexpr_function
-def _claim_code(n):
-    """PTX that gives each hit a number of its own from a counter in memory, a warp at a time.
-
-    Operands: n numbers (out), n hits (0 or 1), n times the counter's address.
-    """
-    start = [
-        "{\n.reg .b32 hits, before, total, below, lane, first;\n.reg .pred some;",
-        "mov.u32 below, %lanemask_lt;\nmov.u32 lane, %laneid;",
-        "mov.u32 total, 0;\nmov.u32 first, 0;",
-    ]
-    vote = [
-        f"setp.ne.s32 some, ${n + j}, 0;\nvote.sync.ballot.b32 hits, some, 0xffffffff;\n"
-        f"and.b32 before, hits, below;\npopc.b32 before, before;\nadd.u32 ${j}, total, before;\n"
-        "popc.b32 hits, hits;\nadd.u32 total, total, hits;"
-        for j in range(n)
-    ]
-    claim = [
-        "setp.eq.u32 some, lane, 0;\nsetp.ne.and.u32 some, total, 0, some;",
-        f"@some atom.global.add.u32 first, [${2 * n}], total;",
-        "shfl.sync.idx.b32 first, first, 0, 31, 0xffffffff;",
-    ]
-    shift = [f"add.u32 ${j}, ${j}, first;" for j in range(n)]
-    return "\n".join([*start, *vote, *claim, *shift, "}"])
-
-
-@triton.constexpr_function
-def _operands(n, kinds):
-    return ",".join(["=&r"] * n + [kind for kind in kinds for _ in range(n)])
 
 
 @triton.constexpr_function
@@ -294,10 +53,10 @@ def _tally(b_bin, BINS: tl.constexpr, WARPS: tl.constexpr):
         b_counts = tl.histogram(tl.where(m_bin, b_bin, SIZE), 2 * SIZE)
         return tl.sum(tl.reshape(b_counts, (2, SIZE)) * (1 - tl.arange(0, 2))[:, None], 0)
     N: tl.constexpr = SIZE // (32 * WARPS)
-    code: tl.constexpr = _tally_code(N, BINS)
-    operands: tl.constexpr = _operands(N, "rr")
+    code: tl.constexpr = tally_code(N, BINS)
+    kinds: tl.constexpr = operands(N, "rr")
     o_read = o_bin & (BINS - 1)
-    b_counts = tl.inline_asm_elementwise(code, operands, [b_bin, o_read], tl.int32, False, N)
+    b_counts = tl.inline_asm_elementwise(code, kinds, [b_bin, o_read], tl.int32, False, N)
     return tl.where(o_bin < BINS, b_counts, 0)
 
 
@@ -309,10 +68,10 @@ def _claim(p_counter, m_hit, WARPS: tl.constexpr):
     if IN_INTERPRETER:
         return tl.atomic_add(p_counter, tl.sum(b_hit, 0)) + tl.cumsum(b_hit, 0) - 1
     N: tl.constexpr = SIZE // (32 * WARPS)
-    code: tl.constexpr = _claim_code(N)
-    operands: tl.constexpr = _operands(N, "rl")
+    code: tl.constexpr = claim_code(N)
+    kinds: tl.constexpr = operands(N, "rl")
     b_address = tl.broadcast_to(p_counter.to(tl.int64), (SIZE,))
-    return tl.inline_asm_elementwise(code, operands, [b_hit, b_address], tl.int32, False, N)
+    return tl.inline_asm_elementwise(code, kinds, [b_hit, b_address], tl.int32, False, N)
 
 
 @triton.jit
@@ -329,9 +88,10 @@ def _first_of(m_tie, b_index, n, need):
 
 
 @triton.jit
-def _largest(b_key, b_index, k, slack, WARPS: tl.constexpr):
+def _largest(b_key, b_index, k, slack, NUMBERED: tl.constexpr, WARPS: tl.constexpr):
     """A number of its own, from 0, for each of the k largest keys, and -1 for the others.
 
+    Without NUMBERED it is any number from 0 on.
     Of equal keys those with the smallest indices are taken. Where it is quicker up to `slack` more
     are, without passing over a larger one.
     """
@@ -351,12 +111,12 @@ def _largest(b_key, b_index, k, slack, WARPS: tl.constexpr):
         return tl.where(m_taken, tl.cumsum(m_taken.to(tl.int32), 0) - 1, -1)
     SIZE: tl.constexpr = b_key.shape[0]
     N: tl.constexpr = SIZE // (32 * WARPS)
-    code: tl.constexpr = _largest_code(N, WARPS)
-    operands: tl.constexpr = _operands(N, "rrrr")
+    code: tl.constexpr = largest_code(N, WARPS, NUMBERED)
+    kinds: tl.constexpr = operands(N, "rrrr")
     b_k = tl.broadcast_to(k, (SIZE,))
     b_slack = tl.broadcast_to(slack, (SIZE,))
     given = [b_key, b_index, b_k, b_slack]
-    return tl.inline_asm_elementwise(code, operands, given, tl.int32, False, N)
+    return tl.inline_asm_elementwise(code, kinds, given, tl.int32, False, N)
 
 
 @triton.jit
@@ -446,7 +206,7 @@ def _select(b_ahead, ahead, p_from, p_index, p_out, n, k, listed,
     b_key = tl.where(m_n, _key(tl.where(ahead, b_ahead, b_value)), ABSENT)
     b_index = tl.load(p_index + o_n, mask=m_n & listed, other=0, cache_modifier=".cg")
     b_index = tl.where(listed, b_index, o_n)
-    b_place = _largest(b_key, b_index, k, k * 0, WARPS)
+    b_place = _largest(b_key, b_index, k, k * 0, True, WARPS)
     tl.store(p_out + b_place, b_index, mask=b_place >= 0)
 
 
@@ -468,8 +228,8 @@ def _threshold(p_row, n, k, SAMPLE: tl.constexpr, WARPS: tl.constexpr):
     # That many of the sample are among the k largest on average; plus 3.5 deviations.
     mean = k * (SAMPLE * 1.0) / n
     rank = tl.minimum((mean + 3.5 * tl.sqrt(mean) + 3.0).to(tl.int32), SAMPLE)
-    b_number = _largest(b_key, o_s, rank, rank // 16, WARPS)
-    return _least(tl.min(tl.where(b_number >= 0, b_key, MOST), 0))
+    b_taken = _largest(b_key, o_s, rank, rank // 16, False, WARPS)
+    return _least(tl.min(tl.where(b_taken >= 0, b_key, MOST), 0))
 
 
 @triton.jit

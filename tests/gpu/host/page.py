@@ -29,8 +29,9 @@ TEXT = """\
 GGUF (Q8_0, three files, GLM-5's own widths, two layers, random weights) and walks the whole path
 over SSH with the profile `glm-5`: our attention and indexer, fp8_ds_mla KV cache, the hardened
 unit. Smoke compares golden tokens with transformers' and sends a prompt beyond the 2,048 tokens
-that the indexer selects. The server ran with `enforce-eager`, beside other servers that started on
-the same machine; the first `up` also compiles every kernel for the doctor.
+that the indexer selects. The server ran with `enforce-eager`; the first `up` also compiles every
+kernel for the doctor. A mistake in `serve.args` is `refused` while the server answers, and a smoke
+check that fails takes the change back (`failing`).
 
 {walks}
 
@@ -83,6 +84,9 @@ def outcome(step: Document) -> str:
     words += [f"release {step['release']}"] if step["release"] else []
     words += [f"{passed} checks passed"] if passed else []
     words += [f"failed: {', '.join(bad)}"] if bad else []
+    error = step.get("error")
+    if error and not bad:
+        words.append(": ".join(line.strip() for line in error.split("\n")))
     return ", ".join(words) or "–"
 
 

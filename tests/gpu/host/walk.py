@@ -74,6 +74,7 @@ class Done:
     status: str | None
     release: str | None
     checks: list[dict[str, Any]]
+    error: str | None = None
 
 
 def require(holds: bool, text: str) -> None:
@@ -223,9 +224,10 @@ class Walk:
         found = self._document(ended.stdout) if step.check is not None else {}
         rows = [row for row in found.get("checks", []) if isinstance(row, dict)]
         command = f"glm5-deploy {' '.join(step.words)}"
+        error = (found.get("error") or {}).get("message")
         return found, Done(
             step.name, command, ended.returncode, round(seconds, 2), found.get("status"),
-            found.get("release"), rows,
+            found.get("release"), rows, error,
         )  # fmt: skip
 
     def _inventory(self, step: Step) -> Path:

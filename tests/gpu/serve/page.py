@@ -76,7 +76,8 @@ Median time to the first token, ms:
 ## Kernels
 
 By vLLM's torch profiler, µs a step of the engine: the time in which the GPU works, whatever the
-processor does between. Decode of prompts that the prefix cache holds; prefill of new ones.
+processor does between. Decode of prompts that the prefix cache holds; prefill of new ones; mixed:
+new ones that begin while others decode.
 
 {kernels}
 

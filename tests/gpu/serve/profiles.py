@@ -2,7 +2,7 @@
 
 Serving a small model is mostly the processor's work; the kernels' time alone is what a large model
 is left with. Decode is measured on prompts that the prefix cache holds already, prefill on new
-ones with one token of output.
+ones with one token of output; a mixed load has both, new prompts that begin while others decode.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Event = dict[str, Any]
 
 @dataclass(frozen=True)
 class Load:
-    """Requests at a time and their tokens; decode or prefill."""
+    """Requests at a time and their tokens; decode, prefill or mixed."""
 
     what: str
     concurrency: int
@@ -38,7 +38,7 @@ class Load:
 
     @property
     def output_tokens(self) -> int:
-        return OUTPUT_TOKENS if self.what == "decode" else 1
+        return 1 if self.what == "prefill" else OUTPUT_TOKENS
 
 
 LOADS = (
@@ -47,6 +47,7 @@ LOADS = (
     Load("decode", 8, 8000),
     Load("prefill", 1, 8000),
     Load("prefill", 8, 1000),
+    Load("mixed", 64, 1000),
 )
 
 

@@ -54,6 +54,21 @@ def test_what_an_earlier_start_said_counts_for_it_alone() -> None:
     assert names == ["graph-capture-out-of-memory"]
 
 
+@pytest.mark.parametrize("prefix", ["", "Nov 30 07:59:45 gpu1 systemd[1]: "])
+def test_an_ordinary_stop_is_no_failure(prefix: str) -> None:
+    """As vLLM 0.26 ends on an H200 when systemd stops it."""
+    unit = "glm5-glm-5.service - glm5-deploy: glm-5"
+    dead = (
+        "(APIServer pid=6056) ERROR [async_llm.py:704] vllm.v1.engine.exceptions.EngineDeadError: "
+        "EngineCore encountered an issue. See stack trace (above) for the root cause."
+    )
+    stop = [f"{prefix}Stopping {unit}...", dead, f"{prefix}Stopped {unit}."]
+    assert explain([*stop, f"{prefix}Starting {unit}..."]) == []
+    assert [each.name for each in explain([*stop, dead])] == ["engine-core-died"]
+    killed = "glm5-glm-5.service: Main process exited, code=killed, status=9/KILL"
+    assert [each.name for each in explain([*stop[:2], killed])] == ["server-exit"]
+
+
 def test_every_failure_has_a_line() -> None:
     assert [row.name for row in known_failures()] == list(SHOWN)
 
