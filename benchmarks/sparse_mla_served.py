@@ -5,8 +5,9 @@
 
 Indices are positions within a request, as the indexer leaves them: up to the top-k all there are,
 then -1. Ours translates them itself; the others need vLLM's `triton_convert_req_index...` first,
-which is timed with them. `flashattn` is what FLASH_ATTN_MLA_SPARSE calls, `flashmla` what
-FLASHMLA_SPARSE calls for a bf16 cache, its 64 heads padded beforehand.
+which is timed with them, and counts how long rows are. `flashattn` is what FLASH_ATTN_MLA_SPARSE
+calls, `flashmla` what FLASHMLA_SPARSE calls for a bf16 cache, its 64 heads padded beforehand
+(vLLM 0.26.0, `v1/attention/backends/mla/`). How far their results are from ours is noted with them.
 
 A figure is the median over replays of a CUDA graph with one call for each of several sets of
 requests, divided by their number. The requests of a set lie anywhere in a large pool.
@@ -129,7 +130,7 @@ class Case:
 
     def ours(
         self, kv: str, *, lengths: bool = True, chosen: Plan | None = None
-    ) -> Callable[[Batch], object]:
+    ) -> Callable[[Batch], tuple[Tensor, Tensor]]:
         import torch
         from glm5_kernel.ops.sparse_mla import sparse_mla
 
@@ -145,8 +146,8 @@ class Case:
             out=out, workspace=space, force_plan=chosen,
         )  # fmt: skip
 
-    def peers(self) -> Iterator[tuple[str, Callable[[Batch], object]]]:
-        """vLLM's, on the bf16 pool."""
+    def peers(self) -> Iterator[tuple[str, Callable[[Batch], Tensor]]]:
+        """vLLM's, on the bf16 pool; a call gives [tokens, heads, 512]."""
         import torch
         from vllm.third_party.flashmla.flash_mla_interface import flash_mla_sparse_fwd
         from vllm.v1.attention.backends.mla.sparse_utils import (
@@ -154,31 +155,36 @@ class Case:
         )
         from vllm.vllm_flash_attn.flash_attn_interface import flash_attn_varlen_func
 
-        tokens, topk, pool = self.q.shape[0], self.shape.topk, self.pools["bf16"]
+        (tokens, heads, _), topk, pool = self.q.shape, self.shape.topk, self.pools["bf16"]
         padded, rows = pad_heads(self.q), pool.view(-1, 1, LATENT + ROPE)
-        yield (
-            "flashmla",
-            lambda b: flash_mla_sparse_fwd(
-                padded,
-                rows,
-                convert(b.requests, b.table, b.indices, NUM_TOPK_TOKENS=topk).unsqueeze(1),
-                SCALE,
-            ),
-        )
+
+        def slots_of(b: Batch) -> tuple[Tensor, Tensor]:
+            found: tuple[Tensor, Tensor] = convert(
+                b.requests, b.table, b.indices, NUM_TOPK_TOKENS=topk, return_valid_counts=True
+            )
+            return found
+
+        def flashmla(b: Batch) -> Tensor:
+            slots, counts = slots_of(b)
+            found: tuple[Tensor, ...] = flash_mla_sparse_fwd(
+                padded, rows, slots.unsqueeze(1), SCALE, topk_length=counts
+            )
+            return found[0][:, :heads]
+
+        yield "flashmla", flashmla
         starts = torch.arange(tokens + 1, device="cuda", dtype=torch.int32)
         latent, rope = self.q[..., :LATENT], self.q[..., LATENT:]
         keys = pool[..., LATENT:].view(-1, 1, 1, ROPE)
         values = pool[..., :LATENT].view(-1, 1, 1, LATENT)
 
-        def flashattn(b: Batch) -> object:
-            slots, counts = convert(
-                b.requests, b.table, b.indices, NUM_TOPK_TOKENS=topk, return_valid_counts=True
-            )
-            return flash_attn_varlen_func(
+        def flashattn(b: Batch) -> Tensor:
+            slots, counts = slots_of(b)
+            found: Tensor = flash_attn_varlen_func(
                 q=rope, k=keys, v=values, q_v=latent, max_seqlen_q=1, cu_seqlens_q=starts,
                 max_seqlen_k=topk, seqused_k=counts, block_table=slots, softmax_scale=SCALE,
                 causal=True, fa_version=3,
             )  # fmt: skip
+            return found
 
         yield "flashattn", flashattn
 
@@ -195,35 +201,51 @@ def measure(case: Case, replays: int, *, peers: bool) -> Iterator[dict[str, Any]
         untold = case.time(case.ours(kv, lengths=False), replays)
         yield row(case, kv, "ours, whole rows", untold)
     for name, call in case.peers() if peers else ():
-        yield row(case, "bf16", name, case.time(call, replays))
+        far = distance(call(case.sets[0]), case.ours("bf16")(case.sets[0])[0])
+        yield row(case, "bf16", name, case.time(call, replays), differs=far)
+
+
+def distance(found: Tensor, wanted: Tensor) -> float:
+    """The largest difference, as a part of the largest value."""
+    return round(float((found - wanted).abs().max() / wanted.abs().max()), 4)
 
 
 def sweep(case: Case, replays: int) -> Iterator[dict[str, Any]]:
     """Our kernel in every configuration, with the splits that fill the device about once."""
+    from dataclasses import replace
+
     from glm5_kernel.ops.configs import Config, Load
     from glm5_kernel.ops.sparse_mla import device_table
 
     hardware = device_table(case.q.device)[1]
+    load = Load(case.q.shape[0], case.q.shape[1], case.shape.topk, hardware)
     for kv, given in itertools.product(case.pools, SWEPT):
-        heads, tile, warps, stages = given
-        size = tile * (1152 if kv == "bf16" else 656 + 64) * stages
-        for resident in (1, 2, 3):
-            config = Config(heads, tile, warps, stages, size, resident)
-            load = Load(case.q.shape[0], case.q.shape[1], case.shape.topk, hardware)
-            chosen = load.whole(config)
-            about = {"config": given, "resident": resident, "parts": chosen.parts}
+        # Of these some are alike.
+        config = Config(*given, shared_bytes(kv, *given))
+        plans = {
+            found.parts: found
+            for found in (load.whole(replace(config, resident=n)) for n in (1, 2, 3, 4))
+        }
+        for parts, chosen in plans.items():
             try:
                 us = case.time(case.ours(kv, chosen=chosen), replays)
             except Exception as error:  # a configuration may not fit
                 print(kv, given, type(error).__name__, str(error)[:90], flush=True)
                 break
-            yield row(case, kv, "ours", us, **about)
+            yield row(case, kv, "ours", us, config=given, parts=parts)
 
 
-def table(result: dict[str, Any]) -> str:
+def shared_bytes(kv: str, heads: int, tile: int, warps: int, stages: int) -> int:
+    """Of a program, as Triton compiles it: tiles in flight, queries and probabilities."""
+    del warps
+    row_bytes = 1152 if kv == "bf16" else 656
+    return (stages - 1) * tile * row_bytes + 2 * heads * (LATENT + ROPE + tile)
+
+
+def table(given: dict[str, Any]) -> str:
     """Markdown: one line a shape; in brackets ours of the quickest of vLLM's."""
     lines: dict[tuple[Any, ...], dict[tuple[str, str], float]] = {}
-    for each in result["rows"]:
+    for each in given["rows"]:
         key = (each["what"], each["heads"], each["requests"], each["tokens"], each["context"])
         lines.setdefault(key, {})[each["impl"], each["kv"]] = each["us"]
     cells = []
@@ -273,15 +295,20 @@ def run(arguments: argparse.Namespace) -> None:
             found = list(measure(case, arguments.replays, peers=has_vllm()))
         rows += found
         print(shape_line(found), flush=True)
+        if arguments.output:  # after every shape: a later one may fail
+            arguments.output.write_text(json.dumps(result(rows), indent=1) + "\n")
         del case
         torch.cuda.empty_cache()
+
+
+def result(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    import torch
+
     command = " ".join(["python benchmarks/sparse_mla_served.py", *sys.argv[1:]])
-    result = {
+    return {
         "device": torch.cuda.get_device_name(), "versions": versions(), "command": command,
         "slots": SLOTS, "rows": rows,
     }  # fmt: skip
-    if arguments.output:
-        arguments.output.write_text(json.dumps(result, indent=1) + "\n")
 
 
 def shape_line(rows: list[dict[str, Any]]) -> str:
@@ -289,8 +316,7 @@ def shape_line(rows: list[dict[str, Any]]) -> str:
     first = rows[0]
     found = sorted(rows, key=lambda each: each["us"])[:14]
     said = "  ".join(
-        f"{each['impl']}/{each['kv']} {each.get('config', '')} {each.get('resident', '')} "
-        f"{each['us']}"
+        f"{each['impl']}/{each['kv']} {each.get('config', '')} {each.get('parts', '')} {each['us']}"
         for each in found
     )
     size = f"{first['requests']} × {first['tokens']} of {first['context']}"

@@ -40,7 +40,8 @@ export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 NVSHMEM_DISABLE_NVL
 
 case $part in
   pytest) limit=330 ;;
-  indexer | served | sweep | stalls) limit=200 ;;
+  served | sweep) limit=250 ;;
+  indexer | stalls) limit=200 ;;
   gguf-tp2 | serve-tp2) limit=250 ;;
   stress | profile) limit=330 ;;
   gguf) limit=330 ;;

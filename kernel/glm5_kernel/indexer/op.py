@@ -14,7 +14,7 @@ from torch.library import Library
 
 from glm5_kernel.compat import api
 from glm5_kernel.ops.indexer import decode_topk, prefill_topk
-from glm5_kernel.ops.topk import workspace_bytes
+from glm5_kernel.ops.topk import topk_indices, unscored, workspace_bytes
 from glm5_kernel.ops.warmup import warm_indexer
 from glm5_kernel.warming import warm_once
 
@@ -96,6 +96,9 @@ def sparse_attn_indexer(
     tokens = metadata.num_decode_tokens + metadata.num_prefill_tokens
     if tokens < hidden_states.shape[0]:
         topk_indices_buffer[tokens : hidden_states.shape[0]] = -1
+    if _all_fit(metadata.max_seq_len, topk_tokens):
+        _choose_all(metadata, topk_indices_buffer, topk_tokens)
+        return topk_indices_buffer
     if metadata.num_prefills > 0:
         gathered = _gather_buffers(max_total_seq_len, head_dim)
         for chunk in metadata.prefill.chunks:
@@ -151,6 +154,32 @@ def _warm_up(heads: int, topk: int, longest: tuple[int, int], buffer: Tensor) ->
     warm_once("indexer", given, lambda: warm_indexer(*given, workspace=workspace))
 
 
+def _all_fit(max_seq_len: int, topk_tokens: int) -> bool:
+    """Whether every token's whole past is chosen, so that nothing is to be scored.
+
+    Not while a CUDA graph is captured: it is replayed for longer requests.
+    """
+    return max_seq_len <= topk_tokens and not torch.cuda.is_current_stream_capturing()
+
+
+def _choose_all(metadata: Any, buffer: Tensor, topk_tokens: int) -> None:  # noqa: ANN401
+    """Each token's past in order, −1 behind it."""
+    for chunk in metadata.prefill.chunks if metadata.num_prefills > 0 else ():
+        chosen = buffer[chunk.token_start : chunk.token_end, :topk_tokens]
+        nothing = unscored(chosen.shape[0], chunk.total_seq_lens, buffer.device)
+        topk_indices(
+            nothing, topk_tokens, starts=chunk.cu_seqlen_ks, ends=chunk.cu_seqlen_ke, out=chosen,
+            workspace=_workspaces[buffer.device],
+        )  # fmt: skip
+    if metadata.num_decodes > 0:
+        context, _ = _decoded_tokens(metadata)
+        tokens = metadata.num_decode_tokens
+        topk_indices(
+            unscored(tokens, topk_tokens, buffer.device), topk_tokens, ends=context,
+            out=buffer[:tokens, :topk_tokens], workspace=_workspaces[buffer.device],
+        )  # fmt: skip
+
+
 def _width(max_seq_len: int, max_model_len: int) -> int:
     """Columns of the decode logits: the batch's longest request, or any in a CUDA graph."""
     longest = max_model_len
@@ -197,14 +226,8 @@ def _decode(
     topk_tokens: int,
 ) -> None:
     """The decode tokens: `next_n` of each request, or each on its own where requests differ."""
-    decode, tokens = metadata.decode, metadata.num_decode_tokens
-    requests = decode.decode_lens.shape[0]
-    if decode.requires_padding:
-        context, table = one_by_one(
-            decode.decode_lens, decode.seq_lens[:requests, -1], decode.block_table, tokens
-        )
-    else:
-        context, table = decode.seq_lens[:requests], decode.block_table
+    tokens = metadata.num_decode_tokens
+    context, table = _decoded_tokens(metadata)
     decode_topk(
         q_quant[:tokens].view(context.shape[0], -1, *q_quant.shape[1:]),
         kv_cache,
@@ -216,6 +239,20 @@ def _decode(
         out=buffer[:tokens, :topk_tokens],
         workspace=_workspaces[q_quant.device],
     )
+
+
+def _decoded_tokens(metadata: Any) -> tuple[Tensor, Tensor]:  # noqa: ANN401
+    """Contexts and block tables, of each request or of each token."""
+    decode = metadata.decode
+    requests = decode.decode_lens.shape[0]
+    if decode.requires_padding:
+        return one_by_one(
+            decode.decode_lens,
+            decode.seq_lens[:requests, -1],
+            decode.block_table,
+            metadata.num_decode_tokens,
+        )
+    return decode.seq_lens[:requests], decode.block_table
 
 
 def one_by_one(

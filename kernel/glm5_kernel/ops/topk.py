@@ -114,6 +114,15 @@ def topk_indices(
     return out
 
 
+def unscored(rows: int, columns: int, device: torch.device) -> Tensor:
+    """What to choose from where no row's range is longer than k: then no score is looked at.
+
+    Returns:
+        [rows, columns] float32, undefined; all rows are the same memory.
+    """
+    return torch.empty(columns, dtype=torch.float32, device=device).expand(rows, columns)
+
+
 def workspace_bytes(max_rows: int, *, device: torch.device | str = "cuda") -> int:
     """Bytes of `workspace` that any call of up to `max_rows` rows needs on `device`."""
     arch, hardware = device_table(torch.device(device))

@@ -151,24 +151,24 @@ _met: set[str] = set()
 
 def _watch() -> None:
     """Note what kinds of batches reach our kernels."""
-    prefill, decode, attend = op._prefill, op._decode, TritonMLASparseImpl.forward_mqa
+    prefill, decode, attend = op._prefill, op._decoded_tokens, TritonMLASparseImpl.forward_mqa
 
     def prefilled(chunk: Any, *given: Any) -> None:  # noqa: ANN401
         _met.add("slice" if chunk.skip_kv_gather else "prefill")
         prefill(chunk, *given)
 
-    def decoded(metadata: Any, *given: Any) -> None:  # noqa: ANN401
+    def decoded(metadata: Any) -> tuple[Tensor, Tensor]:  # noqa: ANN401
         part = metadata.decode
         lengths = "unlike" if part.requires_padding else part.seq_lens.shape[1]
         _met.add(f"decode {lengths}")
-        decode(metadata, *given)
+        return decode(metadata)
 
     def attended(self: Any, q: Any, cache: Tensor, metadata: Any, layer: object) -> Any:  # noqa: ANN401
         if metadata.num_prefills and metadata.num_decodes:
             _met.add("mixed")
         return attend(self, q, cache, metadata, layer)
 
-    op._prefill, op._decode, TritonMLASparseImpl.forward_mqa = prefilled, decoded, attended
+    op._prefill, op._decoded_tokens, TritonMLASparseImpl.forward_mqa = prefilled, decoded, attended
 
 
 _watch()

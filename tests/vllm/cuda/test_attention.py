@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from glm5_kernel.attention import backend as ours
@@ -23,6 +24,7 @@ from torch import Tensor
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.kv_cache_interface import MLAAttentionSpec
+from vllm.v1.worker.ubatch_utils import maybe_create_ubatch_slices, split_attn_metadata
 
 from tests.kernel.support import assert_close
 from tests.vllm.cuda.batches import BLOCK, CPU, Batch, Request, configuration
@@ -210,6 +212,54 @@ def test_lengths_of_padding_and_of_the_next_batch() -> None:
     second = builder.build(0, Batch((Request(1, 2), Request(2, 5))).common()).lengths
     assert second.tolist() == [3, 6, 7]
     assert second.data_ptr() == first.data_ptr()
+
+
+@pytest.mark.parametrize("middle", [1, 3, 9])
+def test_lengths_of_the_halves_of_a_padded_batch(middle: int) -> None:
+    """Dual-batch overlap cuts a batch anywhere, padded for a CUDA graph, and has two builders."""
+    whole = MIXED.common()
+    whole.num_reqs, whole.num_actual_tokens = 5, MIXED.tokens + 2
+    starts, lengths = pad(whole.query_start_loc, 2, MIXED.tokens), pad(whole.seq_lens, 2)
+    whole.query_start_loc, whole.query_start_loc_cpu = starts, starts.clone()
+    whole.seq_lens, whole.seq_lens_cpu_upper_bound = lengths, lengths.clone()
+    whole.block_table_tensor = torch.cat([whole.block_table_tensor, whole.block_table_tensor[:2]])
+    whole.slot_mapping = pad(whole.slot_mapping, 2, -1)
+    new = np.array([request.new for request in MIXED.requests])
+    _, halves = maybe_create_ubatch_slices(True, new, MIXED.tokens + 2, 5, 2, middle)
+    found: list[int] = []
+    for half in split_attn_metadata(halves, whole):
+        with set_current_vllm_config(VllmConfig()):
+            config = configuration(topk=TOPK, heads=HEADS)
+            builder = TritonMLASparseMetadataBuilder(spec(), ["layer"], config, CPU)
+        found += builder.build(0, half).lengths.tolist()
+    assert found[: MIXED.tokens] == [min(at + 1, TOPK) for _, at in MIXED.rows]
+    assert all(0 <= length <= TOPK for length in found[MIXED.tokens :])
+    assert len(found) == MIXED.tokens + 2
+
+
+def pad(given: Tensor, more: int, value: int = 0) -> Tensor:
+    return torch.nn.functional.pad(given, (0, more), value=value)
+
+
+@pytest.mark.parametrize("rejected", [0, 2])
+def test_lengths_while_drafts_are_made(rejected: int) -> None:
+    """vLLM changes the lengths of requests where they lie, and builds for every draft anew."""
+    config = configuration(topk=TOPK, draft_tokens=3, heads=HEADS)
+    with set_current_vllm_config(VllmConfig()):
+        builder = TritonMLASparseMetadataBuilder(spec(), ["layer"], config, CPU)
+    batch = Batch((Request(4, 10), Request(4, 34), Request(4, 90)))
+    common = batch.common()
+    first = builder.build_for_drafting(common, 0)
+    assert first.lengths.tolist() == [min(at + 1, TOPK) for _, at in batch.rows]
+    common.num_actual_tokens, common.max_query_len = 3, 1
+    common.query_start_loc = torch.arange(4, dtype=torch.int32)
+    common.query_start_loc_cpu = common.query_start_loc.clone()
+    common.seq_lens -= rejected
+    for draft in (1, 2):
+        common.seq_lens += 1
+        found = builder.build_for_drafting(common, draft).lengths.tolist()
+        lengths = [request.length - rejected + draft for request in batch.requests]
+        assert found == [min(length, TOPK) for length in lengths]
 
 
 @pytest.mark.usefixtures("pool")

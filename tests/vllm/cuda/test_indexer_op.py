@@ -138,6 +138,59 @@ def test_each_token_gets_the_best_of_its_past(
     case.check()
 
 
+SHORT = {
+    "decode": ((Request(1, TOPK - 1), Request(1, 20)), 0),
+    "drafts": ((Request(2, TOPK - 2), Request(2, 10), Request(0)), 1),
+    "drafts_of_unlike_length": ((Request(1, 40), Request(3, 30), Request(4, 10)), 3),
+    "mixed": ((Request(1, 3), Request(20, 28), Request(TOPK)), 0),
+}
+
+
+def scored(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Which of the functions that score are called from now on."""
+    called: list[str] = []
+    for name in ("decode_topk", "prefill_topk"):
+        real = getattr(op, name)
+
+        def noted(*given: Any, name: str = name, real: Any = real, **more: Any) -> Any:  # noqa: ANN401
+            called.append(name)
+            return real(*given, **more)
+
+        monkeypatch.setattr(op, name, noted)
+    return called
+
+
+@pytest.mark.parametrize(("requests", "draft_tokens"), SHORT.values(), ids=SHORT)
+@pytest.mark.usefixtures("_seeded")
+def test_requests_no_longer_than_the_top_k_are_not_scored(
+    requests: tuple[Request, ...], draft_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called = scored(monkeypatch)
+    batch = Batch(requests)
+    case = Case(batch, padding=2)
+    before = case.cache.clone()
+    case.run(built(batch, draft_tokens), monkeypatch)
+    case.check()
+    assert called == []
+    assert not torch.equal(case.cache, before)
+
+
+@pytest.mark.usefixtures("_seeded")
+def test_one_that_is_longer_and_a_captured_graph_are_scored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    called = scored(monkeypatch)
+    longer = Batch((Request(1, TOPK), Request(1, 3)))
+    Case(longer).run(built(longer, 0), monkeypatch)
+    assert called == ["decode_topk"]
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    short = Batch((Request(1, 5), Request(1, 3)))
+    case = Case(short)
+    case.run(built(short, 0), monkeypatch)
+    case.check()
+    assert called == ["decode_topk", "decode_topk"]
+
+
 @pytest.fixture
 def _seeded() -> None:
     torch.manual_seed(0)
