@@ -128,23 +128,26 @@ def same_unit_problems(targets: Sequence[tuple[Target, Node]]) -> list[ConfigPro
 
 def settings_problems(settings: Node) -> list[ConfigProblem]:
     """Contradictions in what a host's levels come to together."""
-    wheelhouse, index = settings.at("wheelhouse"), settings.at("index_url")
-    if wheelhouse is None or not wheelhouse.text or index is None or not index.text:
-        return []
-    place = f"{shown_file(wheelhouse.file)}:{wheelhouse.key_line}"
-    message = f"`wheelhouse` is set too ({place}), beside which no index is used"
-    hint = "keep one of them; null removes one that `defaults` or a group brings"
-    return [index.problem(message, hint, at_key=True)]
-
-
-def settings_warnings(settings: Node) -> list[ConfigProblem]:
-    """What is allowed, and seldom meant."""
     index = settings.at("index_url")
-    if index is None or not re.search(r"://[^/]*@", index.text or ""):
+    if index is None or not index.text:
         return []
-    message = "holds credentials: processes are listed with them while packages are installed"
-    hint = "leave it out here; on the host, uv reads root's ~/.netrc (machine … login … password …)"
-    return [index.problem(message, hint, at_key=True)]
+    return [*_two_sources(settings, index), *_credentials(index)]
+
+
+def _two_sources(settings: Node, index: Node) -> Iterator[ConfigProblem]:
+    wheelhouse = settings.at("wheelhouse")
+    if wheelhouse is not None and wheelhouse.text:
+        place = f"{shown_file(wheelhouse.file)}:{wheelhouse.key_line}"
+        message = f"`wheelhouse` is set too ({place}), beside which no index is used"
+        hint = "keep one of them; null removes one that `defaults` or a group brings"
+        yield index.problem(message, hint, at_key=True)
+
+
+def _credentials(index: Node) -> Iterator[ConfigProblem]:
+    """They would be in the list of processes while packages are installed."""
+    if re.search(r"://[^/]*@", index.text or ""):
+        hint = "on the host, uv reads root's ~/.netrc (machine … login … password …)"
+        yield index.problem("an index's credentials do not belong here", hint, at_key=True)
 
 
 # --- a profile -----------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ from glm5_deploy.config.checks import (
     profile_problems,
     profile_warnings,
     settings_problems,
-    settings_warnings,
 )
 from glm5_deploy.config.errors import ConfigErrors, ConfigProblem, elsewhere
 from glm5_deploy.config.locks import local_lock
@@ -69,7 +68,7 @@ def complete(name: str, groups: tuple[str, ...], settings: Node, profile: Node) 
         settings=read_settings,
         profile=read_profile,
     )
-    warnings = (*settings_warnings(placed), *profile_warnings(located))
+    warnings = tuple(profile_warnings(located))
     return Resolved(target, placed, located, warnings)
 
 

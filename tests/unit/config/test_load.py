@@ -213,14 +213,20 @@ def test_warnings(folder: Path, more: str, said: str) -> None:
     assert [warning.message.startswith(said) for warning in warnings] == [True]
 
 
-def test_a_warning_of_credentials_in_an_index(folder: Path) -> None:
+@pytest.mark.parametrize("user", ["me:hunter2@", "token@"])
+def test_credentials_in_an_index_are_refused(folder: Path, user: str) -> None:
+    """What is installed from it is in the list of processes meanwhile."""
     path = folder / "inventory.yml"
-    for user, wanted in (("me:hunter2@", 1), ("token@", 1), ("", 0)):
-        text = f"defaults: {{index_url: https://{user}index.example/a@b}}\n"
-        path.write_text(text + "hosts: {bw1: {profile: p}}\n")
-        found = check_inventory(load_inventory(path))
-        assert len(found) == wanted
-        assert all(each.message.startswith("holds credentials") for each in found)
+    hosts = "hosts: {bw1: {profile: p}}\n"
+    path.write_text(f"defaults: {{index_url: https://index.example/a@b}}\n{hosts}")
+    assert check_inventory(load_inventory(path)) == []
+    path.write_text(f"defaults: {{index_url: https://{user}index.example/simple}}\n{hosts}")
+    with pytest.raises(
+        ConfigErrors, match=r"inventory\.yml:1:12: defaults\.index_url: .*credentials"
+    ) as e:
+        check_inventory(load_inventory(path))
+    assert "hunter2" not in str(e.value)
+    assert "token" not in str(e.value)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "10.1.2.3", "192.168.0.9", "gpu1.internal"])
