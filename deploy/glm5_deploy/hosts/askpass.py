@@ -15,8 +15,11 @@ from glm5_deploy.errors import Glm5Error
 from glm5_deploy.hosts.command import Secret
 from glm5_deploy.hosts.ssh_client import write_private
 
-HELPER = '#!/bin/sh\nexec cat "${0%/*}/passphrase"\n'
-"""ssh runs it and reads its output."""
+HELPER = """#!/bin/sh
+IFS= read -r line < "${0%/*}/passphrase" && printf '%s\\n' "$line"
+"""
+"""ssh runs it and reads its output. One line, for on a busy machine the next answer may come before
+the end of this one is seen; printf is the shell's own, so that no list of processes shows it."""
 
 
 @contextlib.contextmanager

@@ -116,6 +116,17 @@ def test_askpass_gives_the_secret_each_time_and_leaves_no_thread(tmp_path: Path)
     assert not set(threading.enumerate()) - before
 
 
+def test_askpass_takes_one_answer_though_another_is_there(tmp_path: Path) -> None:
+    """As where the server writes again before the first answer's end has been seen."""
+    with askpass(tmp_path, lambda: Secret("s")) as variables:
+        pass
+    pipe = os.open(tmp_path / "passphrase", os.O_RDWR)
+    os.write(pipe, b" s\\ \ns\n")
+    shown = subprocess.run([variables["SSH_ASKPASS"]], capture_output=True, timeout=20)
+    os.close(pipe)
+    assert shown.stdout == b" s\\ \n"
+
+
 def test_askpass_outlives_a_program_that_is_ended_while_it_asks(tmp_path: Path) -> None:
     gone = threading.Event()
 
