@@ -74,6 +74,20 @@ def test_ctrl_c(cli: Cli, deployment: Deployment, fresh_host: BedHost, stage: st
     carries_on(cli, deployment, fresh_host)
 
 
+@pytest.mark.parametrize("stage", ["system"])
+@pytest.mark.parametrize("group", [None, "glm5"])
+def test_a_user_was_made_by_half(
+    cli: Cli, deployment: Deployment, fresh_host: BedHost, group: str | None, stage: str
+) -> None:
+    """As a useradd leaves it that was ended: systemd starts nothing as a user without a group."""
+    assert stage
+    fresh_host.exec(["useradd", "--system", "--user-group", "glm5"])
+    fresh_host.exec(["sed", "-i", "/^glm5:/d", "/etc/group", "/etc/gshadow"])
+    if group:
+        fresh_host.exec(["groupadd", "--gid", "4711", group])
+    carries_on(cli, deployment, fresh_host)
+
+
 @pytest.mark.parametrize("stage", ["venv", "model", "health"])
 def test_the_connection_drops(
     cli: Cli, deployment: Deployment, fresh_host: BedHost, stage: str

@@ -62,7 +62,7 @@ cd / && runuser -u "$user" -- test -r "$1" -a -x "$1" || { printf '%s\\n' "$1"; 
 runuser -u "$user" -- find -L "$1" ! -readable -print -quit 2>/dev/null
 """
 _PROGRAM = '[ -z "$1" ] || [ -x "$1" ] || printf "%s\\n" "$1"'
-_USER = 'getent passwd -- "$1" >/dev/null && echo yes || :'
+_USER = 'getent passwd -- "$1" >/dev/null && id -gn -- "$1" >/dev/null 2>&1 && echo yes || :'
 _INCUMBENT = """
 name=$(sed -n 's/^SyslogIdentifier=//p' "$1/unit" 2>/dev/null | head -n 1)
 [ -n "$name" ] && [ "$name.service" != "$2" ] || exit 0

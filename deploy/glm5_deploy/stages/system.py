@@ -22,8 +22,13 @@ from glm5_deploy.stages.packages import (
 
 STAGE = "system"
 
-# A group of that name may be left of a user that was removed by hand.
+# A group of that name may be left of a user that was removed by hand, and a user without one of a
+# useradd that was ended halfway: it writes /etc/passwd first.
 _ADD_USER = """
+if number=$(id -g -- "$1" 2>/dev/null); then
+  if getent group -- "$1" >/dev/null; then exec usermod --gid "$1" -- "$1"; fi
+  exec groupadd --system --gid "$number" -- "$1"
+fi
 set -- --home-dir /nonexistent --no-create-home --shell /usr/sbin/nologin "$1"
 for user; do :; done
 if getent group -- "$user" >/dev/null; then exec useradd --system --gid "$user" "$@"; fi
