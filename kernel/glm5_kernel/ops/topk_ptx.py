@@ -72,7 +72,7 @@ def _declared(n, warps, each):
         ".reg .b32 tid, lane, warp, below, at, mine, there, mask, word, shift;",
         ".reg .b32 need, will_do, alive, taken, under, equal, bin, before, reach, size, pass;",
         f".reg .b32 high, low, sum, scan, other, first, rank, i, total, digit<{n}>, count<{each}>;",
-        ".reg .b32 key, index, other_key, other_index;\n.reg .f32 top, width, scale, x;",
+        ".reg .b32 hits, key, index, other_key, other_index;\n.reg .f32 top, width, scale, x;",
         ".reg .pred some, more, is_key;",
         "mov.u32 tid, %tid.x;\nmov.u32 lane, %laneid;\nmov.u32 below, %lanemask_lt;",
         "shr.u32 warp, tid, 5;\nmov.u32 at, tally;",
@@ -302,23 +302,10 @@ def _marked(n):
 @triton.constexpr_function
 def _numbered(n):
     """A warp's numbers follow each other, so that its stores lie together."""
-    lines = ["mov.u32 total, 0;\nmov.u32 first, 0;"]
+    taken = [f"and.b32 other, taken, {1 << j};\nsetp.ne.u32 some, other, 0;" for j in range(n)]
+    lines = _claimed(taken, [f"digit{j}" for j in range(n)], "shared", "counter+4")
     for j in range(n):
-        lines += [
-            f"and.b32 other, taken, {1 << j};\nsetp.ne.u32 some, other, 0;",
-            "vote.sync.ballot.b32 i, some, 0xffffffff;\nand.b32 other, i, below;",
-            f"popc.b32 other, other;\nadd.u32 digit{j}, total, other;",
-            "popc.b32 i, i;\nadd.u32 total, total, i;",
-        ]
-    lines += [
-        "setp.eq.u32 some, lane, 0;\n@some atom.shared.add.u32 first, [counter+4], total;",
-        "shfl.sync.idx.b32 first, first, 0, 31, 0xffffffff;",
-    ]
-    for j in range(n):
-        lines += [
-            f"add.u32 digit{j}, digit{j}, first;\nand.b32 other, taken, {1 << j};",
-            f"setp.ne.u32 some, other, 0;\nselp.b32 ${j}, digit{j}, -1, some;",
-        ]
+        lines += [taken[j], f"selp.b32 ${j}, digit{j}, -1, some;"]
     return lines
 
 
@@ -331,21 +318,32 @@ def claim_code(n):
     start = [
         "{\n.reg .b32 hits, before, total, below, lane, first;\n.reg .pred some;",
         "mov.u32 below, %lanemask_lt;\nmov.u32 lane, %laneid;",
-        "mov.u32 total, 0;\nmov.u32 first, 0;",
     ]
-    vote = [
-        f"setp.ne.s32 some, ${n + j}, 0;\nvote.sync.ballot.b32 hits, some, 0xffffffff;\n"
-        f"and.b32 before, hits, below;\npopc.b32 before, before;\nadd.u32 ${j}, total, before;\n"
-        "popc.b32 hits, hits;\nadd.u32 total, total, hits;"
-        for j in range(n)
-    ]
-    claim = [
+    hits = [f"setp.ne.s32 some, ${n + j}, 0;" for j in range(n)]
+    lines = _claimed(hits, [f"${j}" for j in range(n)], "global", f"${2 * n}")
+    return "\n".join([*start, *lines, "}"])
+
+
+@triton.constexpr_function
+def _claimed(hits, numbers, space, counter):
+    """Numbers for a warp's hits from a counter, which goes up by as many.
+
+    hits: lines that set `some` where there is one; numbers: the registers that get them.
+    """
+    lines = ["mov.u32 total, 0;\nmov.u32 first, 0;"]
+    for hit, number in zip(hits, numbers, strict=True):
+        lines += [
+            f"{hit}\nvote.sync.ballot.b32 hits, some, 0xffffffff;",
+            "and.b32 before, hits, below;\npopc.b32 before, before;",
+            f"add.u32 {number}, total, before;",
+            "popc.b32 hits, hits;\nadd.u32 total, total, hits;",
+        ]
+    lines += [
         "setp.eq.u32 some, lane, 0;\nsetp.ne.and.u32 some, total, 0, some;",
-        f"@some atom.global.add.u32 first, [${2 * n}], total;",
+        f"@some atom.{space}.add.u32 first, [{counter}], total;",
         "shfl.sync.idx.b32 first, first, 0, 31, 0xffffffff;",
     ]
-    shift = [f"add.u32 ${j}, ${j}, first;" for j in range(n)]
-    return "\n".join([*start, *vote, *claim, *shift, "}"])
+    return lines + [f"add.u32 {number}, {number}, first;" for number in numbers]
 
 
 @triton.constexpr_function
