@@ -68,8 +68,7 @@ def complete(name: str, groups: tuple[str, ...], settings: Node, profile: Node) 
         settings=read_settings,
         profile=read_profile,
     )
-    warnings = tuple(profile_warnings(located))
-    return Resolved(target, placed, located, warnings)
+    return Resolved(target, placed, located, tuple(profile_warnings(located)))
 
 
 def placed_settings(
