@@ -20,13 +20,13 @@ KINDS = [(torch.bfloat16, False), (torch.bfloat16, True), (torch.float16, False)
 
 
 def attend(heads: int, topk: int, dtype: torch.dtype, device: torch.device, *, fp8: bool) -> None:
-    """Batches of every small size and of some large ones."""
+    """Batches of every small size and of some large ones, in both layouts of the cache."""
     width, kind = (656, torch.uint8) if fp8 else (576, dtype)
-    cache = torch.zeros(BLOCKS, 64, width, dtype=kind, device=device)
+    layers = torch.zeros(BLOCKS, 3, 64, width, dtype=kind, device=device)
     for tokens in (*range(1, 70), *random.sample(range(70, TOKENS), 20), TOKENS):
         sparse_mla(
             torch.zeros(tokens, heads, 576, dtype=dtype, device=device),
-            cache,
+            layers[:, 1] if tokens % 2 else layers.view(-1, 64, width),
             _integers(tokens, topk, device=device),
             0.1,
             block_table=_integers(8, 140, device=device),

@@ -87,6 +87,14 @@ def test_request_ids_without_a_block_table() -> None:
         call.run(request_ids=random_int(0, 3, (3,)))
 
 
+def test_slots_beyond_32_bits_with_a_block_table() -> None:
+    call = random_call(Shape())
+    call.kv_cache = call.kv_cache[:1].expand(2**31 // call.kv_cache.shape[1], -1, -1)
+    table = {"block_table": random_int(0, 9, (3, 4)), "request_ids": random_int(0, 3, (3,))}
+    with pytest.raises(ValueError, match="kv_cache: got 2147483648 slots; allowed: fewer than"):
+        call.run(**table)
+
+
 def test_pair_of_queries_that_do_not_match() -> None:
     call = random_call(Shape())
     pair = (call.q[..., :512], call.q[:, :4, 512:])

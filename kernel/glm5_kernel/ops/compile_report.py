@@ -90,7 +90,7 @@ def _compile(case: Case, capability: int) -> Any:  # noqa: ANN401
         "HB": case.config.heads,
         "BN": case.config.tile,
         "BLOCK": 64,
-        "FLAT": not case.block_table,
+        "FLAT": True,
         "FP8": fp8,
         "NATIVE": capability >= 89,
         "USE_TABLE": case.block_table,

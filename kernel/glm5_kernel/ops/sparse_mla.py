@@ -54,7 +54,7 @@ def sparse_mla(
             [T, H, rope_dim]). H is 1 to 128; the last dim is contiguous.
         kv_cache: [blocks, block size, latent_dim + rope_dim] in q's dtype, or fp8_ds_mla:
             [blocks, block size, row bytes] uint8 (`layouts.Fp8Layout`). Blocks may be any distance
-            apart, and there may be more than 2^31 elements.
+            apart, and there may be more than 2^31 elements, but with `block_table` fewer slots.
         indices: [T, K] int32, K ≥ 1. Physical slots (block × block size + offset), or, with
             `block_table`, positions within the token's request. Anything out of range, −1 first of
             all, is no token.
@@ -82,6 +82,8 @@ def sparse_mla(
     tokens, heads, _ = q_latent.shape
     _check_kv(kv_cache, q_latent, latent_dim, rope_dim)
     _check_indices(indices, tokens, q_latent.device, lengths, block_table, request_ids)
+    slots = kv_cache.shape[0] * kv_cache.shape[1]
+    require(block_table is None or slots < 2**31, "kv_cache", f"{slots} slots", "fewer than 2^31")
     out = q_latent.new_empty(tokens, heads, latent_dim) if out is None else out
     lse = q_latent.new_empty(tokens, heads, dtype=torch.float32) if lse is None else lse
     check_result("out", out, (tokens, heads, latent_dim), q_latent.dtype, q_latent.device)
@@ -290,7 +292,7 @@ def _launch_split(
     blocks, block_size, _ = kv_cache.shape
     config = chosen.config
     local = block_table is not None
-    flat = not local and kv_cache.stride(0) == block_size * kv_cache.stride(1)
+    flat = kv_cache.stride(0) == block_size * kv_cache.stride(1)
     table = indices if block_table is None else block_table
     extra: dict[str, Any] = {"launch_pdl": True} if pdl else {}
     split_kernel[(chosen.programs(tokens) * math.ceil(heads / config.heads),)](
@@ -304,7 +306,7 @@ def _launch_split(
         parts,
         part_lses,
         sm_scale * LOG2E,
-        min(blocks * block_size, 2**31 - 1) if flat else blocks,
+        min(blocks * block_size, 2**31 - 1),
         table.shape[0],
         table.shape[1],
         indices.shape[1],

@@ -109,12 +109,14 @@ def _chosen(p_index, start, end, o_n):
 
 
 @triton.jit
-def _page(p_table, b_position, n_pages, BLOCK: tl.constexpr):
-    """Physical block (−1: none) and offset in it of request-local positions."""
+def _slot(p_table, b_position, n_pages, n_blocks, BLOCK: tl.constexpr):
+    """Slots of request-local positions (block times BLOCK plus the offset in it), −1 for none."""
     b_page = b_position // BLOCK
     # Division truncates: −1 would lie on page 0.
     ok = (b_position >= 0) & (b_page.to(tl.uint32) < n_pages.to(tl.uint32))
-    return tl.load(p_table + b_page, mask=ok, other=-1), b_position % BLOCK
+    b_block = tl.load(p_table + b_page, mask=ok, other=-1)
+    known = b_block.to(tl.uint32, bitcast=True) < n_blocks.to(tl.uint32)
+    return tl.where(known, b_block * BLOCK + b_position % BLOCK, -1)
 
 
 @triton.jit
@@ -125,7 +127,7 @@ def _power_of_two(b_amax):
 
 
 INTEGERS = [
-    "n_kv",
+    "n_slots",
     "n_requests",
     "n_pages",
     "topk",
@@ -162,7 +164,7 @@ def _attend(
     p_out,
     p_lse,
     sm_scale_log2,
-    n_kv,
+    n_slots,
     n_requests,
     n_pages,
     topk,
@@ -208,7 +210,6 @@ def _attend(
     p_row = p_index + i_t * s_index
     # What the next tile gathers is loaded one tile ahead and used raw, else its latency shows.
     b_next = _chosen(p_row, start, end, o_n)
-    b_rest = b_next
     b_after = b_next
     if USE_TABLE:
         request = tl.load(p_request + i_t)
@@ -216,7 +217,7 @@ def _attend(
         p_pages = p_table + tl.where(known, request, 0).to(tl.int64) * s_table
         pages = tl.where(known, n_pages, 0)
         b_after = _chosen(p_row, start + BN, end, o_n)
-        b_next, b_rest = _page(p_pages, b_next, pages, BLOCK)
+        b_next = _slot(p_pages, b_next, pages, n_slots // BLOCK, BLOCK)
 
     # Queries: per group [HB, 128], and [HB, R].
     p_qt = p_q + tl.multiple_of(i_t * s_q_token + o_h.to(tl.int64) * s_q_head, Q_ALIGN)
@@ -253,25 +254,21 @@ def _attend(
 
     for n in range(start, end, BN):
         # Where the slots lie, in elements: [BN].
+        b_slot = b_next
         if USE_TABLE:
-            b_block = b_next
-            b_in_block = b_rest
-            b_next, b_rest = _page(p_pages, b_after, pages, BLOCK)
+            b_next = _slot(p_pages, b_after, pages, n_slots // BLOCK, BLOCK)
             b_after = _chosen(p_row, n + 2 * BN, end, o_n)
         else:
-            b_block = b_next // BLOCK
-            b_in_block = b_next % BLOCK
-            b_slot = b_next
             b_next = _chosen(p_row, n + BN, end, o_n)
+        if USE_TABLE:  # known to lie in the cache, or −1
+            ok = b_slot >= 0
+        else:
+            ok = b_slot.to(tl.uint32, bitcast=True) < n_slots.to(tl.uint32)
         if FLAT:
-            ok = b_slot.to(tl.uint32, bitcast=True) < n_kv.to(tl.uint32)
             b_off = b_slot.to(tl.int64) * s_slot
         else:
-            if USE_TABLE:
-                ok = b_block.to(tl.uint32, bitcast=True) < n_kv.to(tl.uint32)
-            else:
-                ok = (b_slot >= 0) & (b_block < n_kv)
-            b_off = b_block.to(tl.int64) * s_block + b_in_block.to(tl.int64) * s_slot
+            b_off = (b_slot // BLOCK).to(tl.int64) * s_block
+            b_off += (b_slot % BLOCK).to(tl.int64) * s_slot
         p_slot = p_kv + tl.multiple_of(b_off, KV_ALIGN)
 
         # KV: per group [BN, 128] (fp8: four of [BN, 32] and a scale), and [BN, R].
@@ -370,7 +367,7 @@ def split_kernel(
     p_out,
     p_lse,
     sm_scale_log2,
-    n_kv,
+    n_slots,
     n_requests,
     n_pages,
     topk,
@@ -425,7 +422,7 @@ def split_kernel(
             _attend(
                 i_t.to(tl.int64), i_h, i_part, first, last,
                 p_q, p_q_rope, p_kv, p_index, p_length, p_table, p_request, p_out, p_lse,
-                sm_scale_log2, n_kv, n_requests, n_pages, topk, n_heads, n_parts, s_q_token,
+                sm_scale_log2, n_slots, n_requests, n_pages, topk, n_heads, n_parts, s_q_token,
                 s_q_head, s_qr_token, s_qr_head, s_block, s_slot, s_index, s_table, D, R, HB, BN,
                 BLOCK, FLAT, FP8, NATIVE, USE_TABLE, USE_LENGTH, Q_ALIGN, KV_ALIGN,
             )
@@ -437,7 +434,7 @@ def split_kernel(
         _attend(
             i_t.to(tl.int64), i_h, first // share, first, first + share,
             p_q, p_q_rope, p_kv, p_index, p_length, p_table, p_request, p_out, p_lse,
-            sm_scale_log2, n_kv, n_requests, n_pages, topk, n_heads, n_parts, s_q_token,
+            sm_scale_log2, n_slots, n_requests, n_pages, topk, n_heads, n_parts, s_q_token,
             s_q_head, s_qr_token, s_qr_head, s_block, s_slot, s_index, s_table, D, R, HB, BN,
             BLOCK, FLAT, FP8, NATIVE, USE_TABLE, USE_LENGTH, Q_ALIGN, KV_ALIGN,
         )

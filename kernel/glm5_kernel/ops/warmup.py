@@ -7,6 +7,7 @@ have nothing to read. Triton keeps what it compiled on disk, so a later start fi
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 
 import torch
@@ -64,16 +65,18 @@ def warm_attention(
     )
     q = torch.zeros(1, heads, latent_dim + rope_dim, dtype=dtype, device=device)
     row = Fp8Layout(latent_dim, rope_dim).row_bytes if fp8 else latent_dim + rope_dim
-    cache = torch.zeros(1, PAGE, row, dtype=torch.uint8 if fp8 else dtype, device=device)
+    # A layer's blocks one after the other, or beside those of other layers.
+    layers = torch.zeros(2, 2, PAGE, row, dtype=torch.uint8 if fp8 else dtype, device=device)
+    caches = (layers[0], layers[:, 0])
     indices = torch.full((1, topk), -1, dtype=torch.int32, device=device)
     nothing = torch.zeros(1, 4, dtype=torch.int32, device=device)
-    for chosen in plans:
+    for cache, chosen in itertools.product(caches, plans):
         sparse_mla(
             q, cache, indices, 1.0, latent_dim=latent_dim, rope_dim=rope_dim,
             block_table=nothing, request_ids=nothing[0, :1], lengths=nothing[0, :1],
             force_plan=chosen,
         )  # fmt: skip
-    return len(plans)
+    return len(caches) * len(plans)
 
 
 def topk_plans(
