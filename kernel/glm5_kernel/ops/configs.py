@@ -62,8 +62,8 @@ class Table:
 
     Attributes:
         rows: the first that fits is used; the last one always fits.
-        general: where the code needs more registers (a block table, shares that span tokens), and
-            in deterministic mode.
+        general: where the code needs more registers (shares that span tokens), and in deterministic
+            mode.
         span_cost: how much longer a KV slot takes where shares span tokens.
     """
 
@@ -204,7 +204,6 @@ def plan(
     topk: int,
     device: Device,
     *,
-    block_table: bool = False,
     deterministic: bool = False,
 ) -> Plan:
     """Choose configuration and shares from shapes alone, so that a captured graph stays valid.
@@ -216,21 +215,18 @@ def plan(
         heads: query heads.
         topk: width of the indices.
         device: what it runs on.
-        block_table: whether the kernel translates request-local positions.
         deterministic: choose without regard to `tokens`.
     """
     table = TABLES[arch][kv]
     if deterministic:
         return Plan.split(table.general, topk, DETERMINISTIC_SPLITS)
     load = Load(tokens, heads, topk, device)
-    general = load.whole(table.general)
-    if not block_table:
-        for row in table.rows[:-1]:
-            chosen = load.whole(row.config)
-            if load.admitted(row) and load.filled(chosen) >= FILLED:
-                return chosen
-        last = load.whole(table.rows[-1].config)
-        general = min(last, general, key=load.time)
+    for row in table.rows[:-1]:
+        chosen = load.whole(row.config)
+        if load.admitted(row) and load.filled(chosen) >= FILLED:
+            return chosen
+    whole = [load.whole(config) for config in (table.rows[-1].config, table.general)]
+    general = min(whole, key=load.time)
     spanning = load.spanning(table.general)
     worth = load.time(spanning) * table.span_cost < load.time(general)
     return spanning if spanning.spans and general.share > SHORT and worth else general

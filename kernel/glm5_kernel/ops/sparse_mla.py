@@ -94,7 +94,7 @@ def sparse_mla(
     arch, hardware = device_table(device)
     chosen = force_plan or plan(
         arch, _kind(kv_cache), tokens, heads, indices.shape[1], hardware,
-        block_table=block_table is not None, deterministic=deterministic,
+        deterministic=deterministic,
     )  # fmt: skip
     pdl = supports_pdl(device)
     parts, part_lses = out, lse
@@ -132,10 +132,9 @@ def workspace_bytes(
     """
     arch, hardware = device_table(torch.device(device))
     kv: Kv = "fp8" if fp8 else "16bit"
-    modes = [{"deterministic": True}] if deterministic is not False else []
-    modes += [{}, {"block_table": True}] if not deterministic else []
+    modes = (True, False) if deterministic is None else (deterministic,)
     plans = [
-        (t, plan(arch, kv, t, heads, topk, hardware, **mode))
+        (t, plan(arch, kv, t, heads, topk, hardware, deterministic=mode))
         for t in range(1, max_tokens + 1)
         for mode in modes
     ]

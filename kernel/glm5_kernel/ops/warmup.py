@@ -24,13 +24,11 @@ from glm5_kernel.ops.topk import topk_indices
 def attention_plans(
     device: torch.device, kv: Kv, max_tokens: int, heads: int, topk: int, *, deterministic: bool
 ) -> list[Plan]:
-    """A plan of each form among calls of up to `max_tokens` tokens with a block table."""
+    """A plan of each form among calls of up to `max_tokens` tokens."""
     arch, hardware = device_table(device)
     found: dict[tuple[object, ...], Plan] = {}
     for tokens in range(1, max_tokens + 1):
-        chosen = plan(
-            arch, kv, tokens, heads, topk, hardware, block_table=True, deterministic=deterministic
-        )
+        chosen = plan(arch, kv, tokens, heads, topk, hardware, deterministic=deterministic)
         padded = 1 << (chosen.parts - 1).bit_length()
         found.setdefault((chosen.config, chosen.spans, padded), chosen)
     return list(found.values())
