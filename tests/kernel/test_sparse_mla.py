@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from glm5_kernel.ops.configs import NARROW, Plan
+from glm5_kernel.ops.configs import NARROW, TWO_WARPS, TWO_WARPS_FP8, Plan
 from glm5_kernel.ops.sparse_mla import sparse_mla
 
 from tests.kernel.support import (
@@ -17,6 +17,7 @@ from tests.kernel.support import (
     random_call,
     random_int,
     random_pool,
+    spoil_unused,
 )
 
 SHAPES = {
@@ -62,6 +63,26 @@ def test_equals_the_reference(name: str) -> None:
 )
 def test_any_sharing_gives_the_same(plan: Plan, fp8: bool) -> None:
     random_call(Shape(tokens=4, topk=100, fp8=fp8, lengths=True)).check(force_plan=plan)
+
+
+@pytest.mark.parametrize("fp8", [False, True])
+def test_programs_share_a_short_row_evenly(fp8: bool) -> None:
+    """Of two programs with six tiles each the second works, too, where a row has two tiles."""
+    call = random_call(Shape(tokens=5, topk=192, fp8=fp8, masked=0.0, local=True))
+    call.options["lengths"] = torch.tensor([0, 1, 17, 100, 192], dtype=torch.int32, device=DEVICE)
+    spoil_unused(call)
+    plan = Plan.split(TWO_WARPS_FP8 if fp8 else replace(TWO_WARPS, tile=16), 192, 2)
+    size = 5 * 8 * plan.parts
+    workspace = torch.zeros(size * 1028, dtype=torch.uint8, device=DEVICE)
+    call.check(force_plan=plan, workspace=workspace)
+    lses = workspace[size * 1024 :].view(torch.float32).view(5, 8, 2)[:, 0]
+    assert lses.isfinite().tolist() == [
+        [False] * 2,
+        [True, False],
+        [True] * 2,
+        [True] * 2,
+        [True] * 2,
+    ]
 
 
 def test_no_token() -> None:

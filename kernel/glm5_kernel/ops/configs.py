@@ -24,6 +24,7 @@ class Config:
         stages: depth of the software pipeline; `stages - 1` tiles are in flight.
         shared: bytes of shared memory a program takes, with 512 + 64 dims.
         resident: programs that the registers of a multiprocessor hold at once.
+        cost: how much longer a KV slot takes than with the best, on a device that is full.
     """
 
     heads: int
@@ -32,6 +33,7 @@ class Config:
     stages: int
     shared: int
     resident: int = 2
+    cost: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,11 @@ NARROW = Config(heads=16, tile=32, warps=4, stages=3, shared=93_184)
 WIDE = Config(heads=16, tile=64, warps=4, stages=2, shared=94_208)
 DEEP = Config(heads=16, tile=64, warps=4, stages=3, shared=167_936)
 MANY_HEADS = Config(heads=32, tile=64, warps=8, stages=3, shared=188_416)
+# Half of the warps read every query half as often from shared memory, which is what limits a
+# prefill whose KV lies in the second-level cache.
+TWO_WARPS = Config(heads=16, tile=32, warps=2, stages=2, shared=56_320, resident=4)
 NARROW_FP8 = replace(NARROW, shared=61_440)
+TWO_WARPS_FP8 = Config(heads=16, tile=16, warps=2, stages=3, shared=39_936, resident=4)
 
 FP8 = Table((Row(ALWAYS, NARROW_FP8),), general=NARROW_FP8, span_cost=1.2)
 TABLES: dict[str, dict[Kv, Table]] = {
@@ -136,13 +142,18 @@ TABLES: dict[str, dict[Kv, Table]] = {
             (
                 Row(SMALL, NARROW),
                 Row(1.0, MANY_HEADS, least_heads=32),
-                Row(1.0, DEEP),
-                Row(ALWAYS, WIDE),
+                Row(0.25, DEEP),
+                Row(1.0, NARROW),
+                Row(ALWAYS, TWO_WARPS),
             ),
-            general=NARROW,
+            general=replace(NARROW, cost=1.4),
             span_cost=1.35,
         ),
-        "fp8": FP8,
+        "fp8": Table(
+            (Row(0.25, NARROW_FP8), Row(ALWAYS, TWO_WARPS_FP8)),
+            general=replace(NARROW_FP8, cost=1.15),
+            span_cost=1.2,
+        ),
     },
 }
 # Not measured there: the table whose shared memory fits.
@@ -259,8 +270,12 @@ class Load:
 
     def room(self, config: Config) -> int:
         """Programs per tile of query heads that the device holds at once."""
-        resident = min(config.resident, self.device.shared // (config.shared + RESERVED)) or 1
-        return max(1, self.device.processors * resident // math.ceil(self.heads / config.heads))
+        tiles = math.ceil(self.heads / config.heads)
+        return max(1, self.device.processors * self.resident(config) // tiles)
+
+    def resident(self, config: Config) -> int:
+        """Programs that a multiprocessor holds at once."""
+        return min(config.resident, self.device.shared // (config.shared + RESERVED)) or 1
 
     def admitted(self, row: Row) -> bool:
         tiles = self.tokens * math.ceil(self.heads / row.config.heads)
@@ -271,8 +286,11 @@ class Load:
         return math.ceil(chosen.programs(self.tokens) / self.room(chosen.config))
 
     def time(self, chosen: Plan) -> float:
-        """KV slots that are worked on one after the other."""
-        return self.rounds(chosen) * chosen.share * chosen.config.tile
+        """KV slots that the multiprocessor with the most programs works on, weighted."""
+        config = chosen.config
+        programs = chosen.programs(self.tokens) * math.ceil(self.heads / config.heads)
+        most = math.ceil(programs / self.device.processors)
+        return most * chosen.share * config.tile * config.cost
 
     def filled(self, chosen: Plan) -> float:
         """Part of the device that works, on average; 1 for short shares."""

@@ -25,6 +25,9 @@ from triton.language.extra.cuda import gdc_wait
 
 from glm5_kernel.ops.portable import IN_INTERPRETER, LN2, dot, narrow
 
+FEW = tl.constexpr(4)
+"""KV tiles of a program up to which its share is not cut to the token's length."""
+
 # Two words of four e4m3 values each, of neighbouring KV slots (or neighbouring words of a slot).
 # Byte j of both becomes one register of two fp16: what a matrix instruction's operand holds.
 WIDEN_NATIVE = tl.constexpr("""
@@ -402,7 +405,8 @@ def split_kernel(
     """Works on `share` KV tiles of the sequence that all tokens' tiles form (`configs.Plan`).
 
     SPAN: a share may end in one token and begin in another. Without it the code is straight, which
-    takes fewer registers.
+    takes fewer registers; and where a token has fewer KV slots than the top-k, its programs share
+    those out evenly.
     """
     n_head_tiles = tl.cdiv(n_heads, HB)
     i_h = tl.program_id(0) % n_head_tiles
@@ -429,10 +433,15 @@ def split_kernel(
             # fmt: on
     else:
         i_t = unit // n_units
-        first = unit - i_t * n_units
+        i_part = (unit - i_t * n_units) // share
+        # With few tiles, or alone, waiting for the length would cost more than it saves.
+        if USE_LENGTH and (share > FEW) & (n_parts > 1):
+            length = tl.minimum(tl.maximum(tl.load(p_length + i_t), 0), topk)
+            share = tl.cdiv(tl.cdiv(length, BN), n_parts)
+        first = i_part * share
         # fmt: off
         _attend(
-            i_t.to(tl.int64), i_h, first // share, first, first + share,
+            i_t.to(tl.int64), i_h, i_part, first, first + share,
             p_q, p_q_rope, p_kv, p_index, p_length, p_table, p_request, p_out, p_lse,
             sm_scale_log2, n_slots, n_requests, n_pages, topk, n_heads, n_parts, s_q_token,
             s_q_head, s_qr_token, s_qr_head, s_block, s_slot, s_index, s_table, D, R, HB, BN,
