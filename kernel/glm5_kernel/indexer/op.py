@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.library import Library
 
 from glm5_kernel.compat import api
+from glm5_kernel.indexer.whole import WholePasts
 from glm5_kernel.ops.indexer import decode_topk, prefill_topk
 from glm5_kernel.ops.topk import topk_indices, unscored, workspace_bytes
 from glm5_kernel.ops.warmup import warm_indexer
@@ -24,6 +25,7 @@ _COLUMNS = 256
 
 
 _workspaces: dict[torch.device, Tensor] = {}
+_whole_pasts = WholePasts()
 _decoded: dict[torch.device, int] = {}
 """Tokens that a request decodes at a time."""
 
@@ -79,7 +81,8 @@ def sparse_attn_indexer(
         max_total_seq_len: rows of the buffer that gathers the k of prefills.
         topk_indices_buffer: [≥ tokens, ≥ topk_tokens] int32, written: request-local, −1 padded.
     """
-    attn_metadata = api.get_forward_context().attn_metadata
+    context = api.get_forward_context()
+    attn_metadata = context.attn_metadata
     if not isinstance(attn_metadata, dict):
         _reserve(max_total_seq_len, head_dim, hidden_states)
         longest = (max_model_len, max_total_seq_len)
@@ -92,13 +95,17 @@ def sparse_attn_indexer(
         api.custom_ops.indexer_k_quant_and_cache(
             k[: slots.shape[0]], kv_cache, slots, quant_block_size, scale_fmt
         )
+    all_fit = _all_fit(metadata.max_seq_len, topk_tokens)
+    if all_fit and _whole_pasts.hold(topk_indices_buffer, (context, metadata)):
+        return topk_indices_buffer
     # Rows of the batch's tokens are −1 padded when they are chosen; a graph's padding has none.
     tokens = metadata.num_decode_tokens + metadata.num_prefill_tokens
     if tokens < hidden_states.shape[0]:
         topk_indices_buffer[tokens : hidden_states.shape[0]] = -1
-    if _all_fit(metadata.max_seq_len, topk_tokens):
+    if all_fit:
         _choose_all(metadata, topk_indices_buffer, topk_tokens)
         return topk_indices_buffer
+    _whole_pasts.forget(topk_indices_buffer)
     if metadata.num_prefills > 0:
         gathered = _gather_buffers(max_total_seq_len, head_dim)
         for chunk in metadata.prefill.chunks:

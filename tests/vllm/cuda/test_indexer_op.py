@@ -66,14 +66,20 @@ class Case:
             indexer_cache.insert(earlier, self.cache, slots, DIMS, "ue8m0")
         self.buffer = torch.full((rows + 4, TOPK), 77, dtype=torch.int32)
 
-    def run(self, metadata: Any, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ANN401
-        """Through the layer that vLLM builds, as its models call it."""
+    def run(
+        self,
+        metadata: Any,  # noqa: ANN401
+        monkeypatch: pytest.MonkeyPatch,
+        context: SimpleNamespace | None = None,
+    ) -> None:
+        """Through the layer that vLLM builds, as its models call it; in a step of its own."""
         with set_current_vllm_config(VllmConfig()):
             k_cache = SimpleNamespace(prefix=PREFIX, kv_cache=self.cache)
             indexer = SparseAttnIndexer(
                 k_cache, DIMS, "ue8m0", TOPK, DIMS, MAX_MODEL_LEN, 40 * MAX_MODEL_LEN, self.buffer
             )
-        context = SimpleNamespace(attn_metadata={PREFIX: metadata})
+        context = context or SimpleNamespace()
+        context.attn_metadata = {PREFIX: metadata}
         monkeypatch.setattr(api, "get_forward_context", lambda: context)
         hidden = torch.empty(self.q.shape[0], 8)
         found = indexer.forward_cuda(hidden, self.q, self.k, self.weights)
@@ -173,6 +179,35 @@ def test_requests_no_longer_than_the_top_k_are_not_scored(
     case.check()
     assert called == []
     assert not torch.equal(case.cache, before)
+
+
+@pytest.mark.usefixtures("_seeded")
+def test_a_step_chooses_whole_pasts_once_for_all_its_layers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    batch, step = Batch((Request(1, 5), Request(1, 20), Request(7))), SimpleNamespace()
+    case, metadata = Case(batch, padding=2), built(batch, 0)
+    case.run(metadata, monkeypatch, step)
+    case.check()
+
+    def left(metadata: Any, step: SimpleNamespace) -> bool:  # noqa: ANN401
+        """Whether another layer leaves the buffer as it is."""
+        case.buffer[0, 0] = 55
+        case.run(metadata, monkeypatch, step)
+        found = bool(case.buffer[0, 0] == 55)
+        case.buffer[0, 0] = 0
+        return found
+
+    assert left(metadata, step)
+    # Another step, the other half of a batch, and a layer that scored in between.
+    assert not left(metadata, SimpleNamespace())
+    assert not left(metadata, step)
+    assert not left(built(batch, 0), step)
+    longer = Batch((Request(1, TOPK), Request(1, 3)))
+    other = Case(longer)
+    other.buffer = case.buffer
+    other.run(built(longer, 0), monkeypatch, step)
+    assert not left(metadata, step)
 
 
 @pytest.mark.usefixtures("_seeded")
