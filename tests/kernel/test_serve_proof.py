@@ -96,10 +96,12 @@ def test_a_profile_adds_up_kernels_and_counts_overlapping_ones_once(tmp_path: Pa
     trace = tmp_path / "t.pt.trace.json.gz"
     with gzip.open(trace, "wt") as file:
         json.dump({"traceEvents": events}, file)
-    found = profiles.summary(*profiles.read(profiles.newest(tmp_path)))
+    found = profiles.summary(profiles.read(profiles.newest(tmp_path)))
     assert found["steps"] == 2
     assert (found["wall_us"], found["busy_us"], found["launches"]) == (20.0, 14.5, 2.0)
     assert found["kernels"][0] == {"name": "a", "us": 10.0, "calls": 1.0}
+    assert found["calls"][0] == {"name": "host", "us": 45.0, "calls": 0.5}
+    assert found["calls"][1] == {"name": "execute_", "us": 20.0, "calls": 1.0}
     about = {"what": "decode", "concurrency": 8, "prompt_tokens": 1, "layers": 4}
     row = {"impl": "ours-fp8", **about, **found}
     assert "decode 8 x 1" in profiles.table([row])

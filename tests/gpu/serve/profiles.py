@@ -21,7 +21,7 @@ import numpy as np
 
 from . import ask, model, prompts
 
-KEPT = 24  # kernels of a row
+KEPT = 24  # kernels of a row, and calls
 OUTPUT_TOKENS = 24  # writing the trace of more steps takes many seconds
 LEAST = 20  # seconds that a load may need
 STEP = "execute_"  # how vLLM's marks of a step begin (v1/worker/gpu_worker.py)
@@ -88,15 +88,31 @@ def newest(folder: Path) -> Path:
     return max(folder.rglob("*.json.gz"), key=lambda path: path.stat().st_mtime)
 
 
-def read(trace: Path) -> tuple[list[Event], int]:
-    """What ran on the GPU, in order, and in how many steps of the engine."""
+@dataclass(frozen=True)
+class Trace:
+    """What ran on the GPU and on the processor, each in order, and in how many of its steps."""
+
+    kernels: list[Event]
+    calls: list[Event]
+    steps: int
+
+
+def read(trace: Path) -> Trace:
+    """Of vLLM's worker; calls contain others."""
     with gzip.open(trace, "rt") as file:
         events = [each for each in json.load(file)["traceEvents"] if each.get("ph") == "X"]
-    wanted = {"kernel", "gpu_memcpy", "gpu_memset"}
+    kernels = of_kind(events, {"kernel", "gpu_memcpy", "gpu_memset"})
+    calls = of_kind(events, {"user_annotation", "cpu_op", "cuda_runtime", "cuda_driver"})
+    for each in calls:
+        if str(each["name"]).startswith(STEP):  # its rest says what the batch was
+            each["name"] = STEP
+    return Trace(kernels, calls, sum(each["name"] == STEP for each in calls))
+
+
+def of_kind(events: Sequence[Event], wanted: set[str]) -> list[Event]:
+    """Events of some categories, in order."""
     found = [each for each in events if each.get("cat") in wanted]
-    marks = [each for each in events if each.get("cat") == "user_annotation"]
-    steps = sum(str(each["name"]).startswith(STEP) for each in marks)
-    return sorted(found, key=lambda each: float(each["ts"])), steps
+    return sorted(found, key=lambda each: float(each["ts"]))
 
 
 def busy(events: Sequence[Event]) -> float:
@@ -109,28 +125,35 @@ def busy(events: Sequence[Event]) -> float:
     return total
 
 
-def summary(events: Sequence[Event], steps: int) -> dict[str, Any]:
-    """µs for each step: the wall clock, the GPU's, and those of the kernels that take most."""
+def most(events: Sequence[Event], steps: int) -> list[dict[str, Any]]:
+    """Names that take most, µs for each step."""
     totals: dict[str, list[float]] = defaultdict(list)
     for each in events:
         totals[str(each["name"])].append(float(each["dur"]))
-    if not events or not steps:
-        return {"steps": steps, "wall_us": 0.0, "busy_us": 0.0, "kernels": []}
-    last = max(float(each["ts"]) + float(each["dur"]) for each in events)
     order = sorted(totals, key=lambda name: -sum(totals[name]))
+    return [
+        {
+            "name": name[:100],
+            "us": round(sum(totals[name]) / steps, 2),
+            "calls": round(len(totals[name]) / steps, 2),
+        }
+        for name in order[:KEPT]
+    ]
+
+
+def summary(trace: Trace) -> dict[str, Any]:
+    """µs for each step: the wall clock, the GPU's, and what takes most of the GPU and before it."""
+    events, steps = trace.kernels, trace.steps
+    if not events or not steps:
+        return {"steps": steps, "wall_us": 0.0, "busy_us": 0.0, "kernels": [], "calls": []}
+    last = max(float(each["ts"]) + float(each["dur"]) for each in events)
     return {
         "steps": steps,
         "wall_us": round((last - float(events[0]["ts"])) / steps, 1),
         "busy_us": round(busy(events) / steps, 1),
         "launches": round(len(events) / steps, 1),
-        "kernels": [
-            {
-                "name": name[:100],
-                "us": round(sum(totals[name]) / steps, 2),
-                "calls": round(len(totals[name]) / steps, 2),
-            }
-            for name in order[:KEPT]
-        ],
+        "kernels": most(events, steps),
+        "calls": most(trace.calls, steps),
     }
 
 
@@ -154,7 +177,7 @@ def row(load: Load, trace: Path) -> dict[str, Any]:
     """What a trace says."""
     about = {"what": load.what, "concurrency": load.concurrency}
     about |= {"prompt_tokens": load.prompt_tokens}
-    return {**about, **summary(*read(trace))}
+    return {**about, **summary(read(trace))}
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:

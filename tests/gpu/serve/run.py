@@ -352,6 +352,8 @@ def profile(session: Session) -> None:
     ):
         alive = dict(session.urls)
         for number, load in enumerate(profiles.LOADS):
+            if session.loads and f"{load.concurrency}x{load.prompt_tokens}" not in session.loads:
+                continue
             for name, url in list(alive.items()):
                 left = session.end - time.monotonic()
                 if left < profiles.LEAST:
