@@ -11,7 +11,7 @@ import pytest
 import yaml
 from glm5_deploy.config.load import load_inventory
 
-from tests.gpu.host import run
+from tests.gpu.host import page, run
 from tests.gpu.host.walk import WalkError, steps
 
 
@@ -96,3 +96,64 @@ def test_tools_of_the_host_run_with_its_libraries(session: run.Session) -> None:
     folder = run.write_tools(session)
     assert [path.name for path in folder.iterdir()] == ["ssh"]
     assert str(session.host / "x/usr/lib/x86_64-linux-gnu") in (folder / "ssh").read_text()
+
+
+LINE = (
+    "(Worker_TP0 pid=1) INFO Using {} all-reduce backends (in dispatch order) for group '{}' out of"
+)
+
+
+@pytest.mark.parametrize(
+    ("said", "right"),
+    [
+        ([("['PYNCCL']", "tp:0"), ("['CUSTOM', 'PYNCCL']", "tp:0")], True),
+        ([("['PYNCCL']", "tp:0"), ("['PYNCCL']", "tp:0")], False),
+        ([("['CUSTOM', 'PYNCCL']", "tp:0"), ("['CUSTOM', 'PYNCCL']", "tp:0")], False),
+        ([("['PYNCCL']", "tp:0"), ("['CUSTOM', 'PYNCCL']", "ep:0")], False),
+        ([], False),
+    ],
+)
+def test_custom_all_reduce_is_judged_by_what_vllm_says(
+    session: run.Session, said: list[tuple[str, str]], right: bool
+) -> None:
+    journal = "\n".join(LINE.format(*each) for each in said)
+    (session.out / "host-journal.txt").write_text(journal)
+    run.judge_all_reduce(session)
+    assert bool(session.problems) != right
+
+
+@pytest.mark.parametrize(("tp", "told"), [(1, False), (2, True)])
+def test_nccl_tells_its_ways_where_there_are_several_gpus(
+    session: run.Session, tp: int, told: bool
+) -> None:
+    path = run.write_inventory(session, session.models / "glm-5", None, options(tp=tp))
+    host = yaml.safe_load(path.read_text())["hosts"]["gpu1"]
+    assert ("NCCL_DEBUG" in host["override"]["environment"]) == told
+
+
+NCCL = """\
+gpu1:71:71 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM/read
+gpu1:71:71 [0] NCCL INFO Channel 01/0 : 0[0] -> 1[1] via P2P/CUMEM/read
+"""
+
+
+def test_the_page_keeps_a_walk_that_is_not_merged_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page, "RESULTS", tmp_path)
+    monkeypatch.setattr(page, "PAGE", tmp_path / "page.md")
+    step = {"name": "up", "command": "glm5-deploy up", "exit_code": 0, "seconds": 1.0,
+            "status": "changed", "release": "abc", "checks": [], "error": None}  # fmt: skip
+    for name, journal in (("one", ""), ("two", LINE.format("['PYNCCL']", "tp:0") + "\n" + NCCL)):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "results.json").write_text(json.dumps([step]))
+        (folder / "commit").write_text("abc\n")
+        (folder / "host-journal.txt").write_text(journal)
+    page.main(f"h200={tmp_path / 'one'}")
+    page.main(f"h200-x2={tmp_path / 'two'}")
+    text = (tmp_path / "page.md").read_text()
+    assert text.index("## One H200") < text.index("## Two H200s")
+    assert text.count("| up | `glm5-deploy up` | 0 | 1.0 | changed, release abc |") == 2
+    assert "as the journal has it: PYNCCL." in text
+    assert "NCCL connected the GPUs by `P2P/CUMEM/read`." in text

@@ -49,6 +49,8 @@ ENGINE = {
     "NVSHMEM_DISABLE_NVLS": "1",
     "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
 }
+# NCCL falls back in silence; so it tells by what way its GPUs reach each other.
+TOLD = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,P2P"}
 CUSTOM = {"serve": {"args": {"disable-custom-all-reduce": False}}}
 UNHARDENED = {"unit": {"hardening": False}}
 # A mistake that nothing but the server itself notices.
@@ -172,7 +174,8 @@ def write_inventory(
     first = sorted(folder.glob("*.gguf"))[0]
     document = inventory(
         str(folder), first.name, golden or folder / "golden.json", session.python,
-        site=[str(session.site)], gpus=options.tp, environment=ENGINE,
+        site=[str(session.site)], gpus=options.tp,
+        environment={**ENGINE, **TOLD} if options.tp > 1 else ENGINE,
         ssh={
             "address": "127.0.0.1", "port": 2222, "user": "root",
             "identity_file": str(session.host / "id"), "known_hosts": str(session.host / "known"),
@@ -264,6 +267,22 @@ def look(session: Session) -> None:
     on_host(session, "security", f"systemd-analyze security --no-pager {UNIT}")
     on_host(session, "journal", f"journalctl --no-pager -o short-iso -u {UNIT} | tail -n 4000")
     on_host(session, "gpus", "nvidia-smi; nvidia-smi topo -m")
+    process = f"/proc/$(systemctl show -p MainPID --value {UNIT})"
+    status = f"grep -E 'Cap|Seccomp|NoNewPrivs' {process}/status; ls -l {process}/ns /dev/shm"
+    on_host(session, "process", f"cat {process}/limits; {status}")
+    # A kernel without BPF for cgroups lets every device through, and systemd says nothing.
+    closed = "systemd-run -q --wait --pipe -p DevicePolicy=closed"
+    on_host(session, "devices", f"{closed} head -c 0 /dev/nvidiactl && echo 'not enforced here'")
+
+
+def judge_all_reduce(session: Session) -> None:
+    """Whether the two servers really summed as they were told: the second by vLLM's own way."""
+    from tests.gpu.host.page import all_reduces
+
+    journal = (session.out / "host-journal.txt").read_text()
+    found = all_reduces(journal)
+    if found != [["PYNCCL"], ["CUSTOM", "PYNCCL"]]:
+        session.problems.append(f"custom all-reduce was to be off, then on; vLLM used {found}")
 
 
 def explain(session: Session, inventory: Path) -> None:
@@ -331,6 +350,10 @@ def walk(session: Session, inventory: Path, tp: int, explained: bool) -> None:
         if tp > 1:
             without_hardening(session, inventory, str(error))
         return
+    if tp > 1:
+        judge_all_reduce(session)
+        # All of it is to go with the server.
+        on_host(session, "shm", "ls -lA /dev/shm")
     if explained:
         with session.timed("explain"):
             explain(session, inventory)
