@@ -150,10 +150,12 @@ def test_the_page_keeps_a_walk_that_is_not_merged_again(
         (folder / "results.json").write_text(json.dumps([step]))
         (folder / "commit").write_text("abc\n")
         (folder / "host-journal.txt").write_text(journal)
+        (folder / "02-explained.txt").write_text("gpu1: unknown-parser  (08:03:18)\n  No: such\n")
     page.main(f"h200={tmp_path / 'one'}")
     page.main(f"h200-x2={tmp_path / 'two'}")
     text = (tmp_path / "page.md").read_text()
     assert text.index("## One H200") < text.index("## Two H200s")
     assert text.count("| up | `glm5-deploy up` | 0 | 1.0 | changed, release abc |") == 2
     assert "as the journal has it: PYNCCL." in text
+    assert text.count("over all these starts, named `unknown-parser`.") == 2
     assert "NCCL connected the GPUs by `P2P/CUMEM/read`." in text

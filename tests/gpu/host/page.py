@@ -22,6 +22,7 @@ EXPOSURE = re.compile(r"Overall exposure level for \S+: ([\d.]+)")
 ALL_REDUCE = re.compile(r"Using (\[.*?\]) all-reduce backends .* for group 'tp:0'")
 TRANSPORT = re.compile(r" via ((?:P2P|SHM|NET)\S*)")
 OPEN_FILES = re.compile(r"Found ulimit of (\d+) and failed to automatically increase")
+EXPLAINED = re.compile(r"^\w+: ([a-z-]+)  \(.*\)$", re.MULTILINE)
 GPU = re.compile(r"(NVIDIA [\w -]+?)\s{2,}")
 Document = dict[str, Any]
 
@@ -76,6 +77,7 @@ def merged(folders: list[Path]) -> Document:
         "continued": [json.loads(steps_of(each).read_text())[0]["name"] for each in folders[1:]],
         "exposure": float(exposure[1]) if exposure else None,
         "all_reduce": all_reduces(journal),
+        "explained": EXPLAINED.findall(text_of(folders, "02-explained.txt")),
         "transports": sorted(set(TRANSPORT.findall(journal))),
         "open_files": int(files[1]) if files else None,
         "memory": json.loads(memory.read_text()) if memory.is_file() else None,
@@ -145,6 +147,12 @@ def walk(name: str, document: Document) -> str:
         note = NOTES.get(document["commit"])
         lines += [note, ""] if note else []
     lines += [*among_gpus(document), ""] if document.get("all_reduce") else []
+    if document.get("explained"):
+        names = ", ".join(f"`{each}`" for each in document["explained"])
+        said = (
+            "After that, a server was started with a tool parser that vLLM does not have: `up` went"
+        )
+        lines += [f"{said} back, and `logs --explain`, over all these starts, named {names}.", ""]
     if document["exposure"] is not None:
         lines.append(
             f"`systemd-analyze security` calls the unit's exposure {document['exposure']}."
