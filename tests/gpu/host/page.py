@@ -158,8 +158,13 @@ def walk(name: str, document: Document) -> str:
             f"`systemd-analyze security` calls the unit's exposure {document['exposure']}."
         )
     if document.get("open_files"):
-        lines += ["", f"The container allows a process {document['open_files']:,} open files, and"
-                      f" vLLM says so at each start."]  # fmt: skip
+        limits = next(
+            (row["status"] for step in document["steps"] for row in step["checks"]
+             if row["name"] == "limits"), "",
+        )  # fmt: skip
+        said = ", which `preflight` did not tell yet" if limits == "passed" else ""
+        allowed = f"{document['open_files']:,} open files"
+        lines += ["", f"vLLM warned at each start that the container allows it {allowed}{said}."]
     return "\n".join(lines)
 
 
