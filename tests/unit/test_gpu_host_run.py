@@ -59,6 +59,20 @@ def test_the_walk_is_whole_on_one_gpu_and_short_on_two(session: run.Session) -> 
     ]  # fmt: skip
 
 
+def test_the_second_server_may_have_graphs_and_a_plan_of_its_own(session: run.Session) -> None:
+    walk = {each.name: each for each in run.chosen_steps(session, 2, graphs=True)}
+    assert list(walk)[5:8] == ["custom-all-reduce", "custom-memory", "custom-logs"]
+    up, memory = walk["custom-all-reduce"], walk["custom-memory"]
+    assert up.override == memory.override == walk["down"].override
+    assert up.override["serve"]["args"] == {
+        "disable-custom-all-reduce": False, "enforce-eager": None,
+    }  # fmt: skip
+    memory.check({"memory": {"graphs": 7, "planned_over_measured": {"weights": 1.0}}}, {})
+    assert json.loads((session.out / "memory-graphs.json").read_text())["graphs"] == 7
+    assert not (session.out / "memory.json").exists()
+    assert session.problems == ["vLLM's journal says nothing of kv_tokens"]
+
+
 def test_a_plan_that_is_off_is_noted_and_the_walk_goes_on(session: run.Session) -> None:
     def wrong(*_: Any) -> None:  # noqa: ANN401
         raise WalkError("weights: planned 1.5")
@@ -151,6 +165,8 @@ def test_the_page_keeps_a_walk_that_is_not_merged_again(
         (folder / "commit").write_text("abc\n")
         (folder / "host-journal.txt").write_text(journal)
         (folder / "02-explained.txt").write_text("gpu1: unknown-parser  (08:03:18)\n  No: such\n")
+    ratios = {"planned_over_measured": {"kv_tokens": 0.99, "graphs": 1.25}}
+    (tmp_path / "two" / "memory-graphs.json").write_text(json.dumps(ratios))
     page.main(f"h200={tmp_path / 'one'}")
     page.main(f"h200-x2={tmp_path / 'two'}")
     text = (tmp_path / "page.md").read_text()
@@ -158,4 +174,6 @@ def test_the_page_keeps_a_walk_that_is_not_merged_again(
     assert text.count("| up | `glm5-deploy up` | 0 | 1.0 | changed, release abc |") == 2
     assert "as the journal has it: PYNCCL." in text
     assert text.count("over all these starts, named `unknown-parser`.") == 2
+    assert "With CUDA graphs, memory as planned" in text
+    assert "CUDA graphs 1.250." in text
     assert "NCCL connected the GPUs by `P2P/CUMEM/read`." in text

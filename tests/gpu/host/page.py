@@ -57,7 +57,7 @@ NOTES = {
     ),
 }
 """To the memory plan of a commit that was walked."""
-PARTS = {"kv": "KV cache", "kv_tokens": "its tokens"}
+PARTS = {"kv": "KV cache", "kv_tokens": "its tokens", "graphs": "CUDA graphs"}
 ROWS = "| step | command | exit | seconds | what came of it |\n| --- | --- | --- | --- | --- |"
 
 
@@ -67,7 +67,7 @@ def merged(folders: list[Path]) -> Document:
     first = folders[0]
     security = text_of(folders, "host-security.txt")
     gpus = GPU.findall(text_of(folders, "host-gpus.txt"))
-    memory = first / "memory.json"
+    memory, graphs = first / "memory.json", first / "memory-graphs.json"
     exposure = EXPOSURE.search(security)
     journal = text_of(folders, "host-journal.txt")
     files = OPEN_FILES.search(journal)
@@ -81,6 +81,7 @@ def merged(folders: list[Path]) -> Document:
         "transports": sorted(set(TRANSPORT.findall(journal))),
         "open_files": int(files[1]) if files else None,
         "memory": json.loads(memory.read_text()) if memory.is_file() else None,
+        "memory_graphs": json.loads(graphs.read_text()) if graphs.is_file() else None,
         "steps": steps,
     }
 
@@ -138,14 +139,7 @@ def walk(name: str, document: Document) -> str:
             f"{step['seconds']:.1f} | {outcome(step)} |"
         )
     lines += ["", checks(document, "preflight"), "", checks(document, "up"), ""]
-    memory = document["memory"]
-    if memory:
-        parts = memory["planned_over_measured"]
-        found = ", ".join(f"{PARTS.get(key, key)} {value:.3f}" for key, value in parts.items())
-        lines += [f"Memory as planned before anything was installed, over what vLLM then "
-                  f"reported: {found}.", ""]  # fmt: skip
-        note = NOTES.get(document["commit"])
-        lines += [note, ""] if note else []
+    lines += planned(document)
     lines += [*among_gpus(document), ""] if document.get("all_reduce") else []
     if document.get("explained"):
         names = ", ".join(f"`{each}`" for each in document["explained"])
@@ -166,6 +160,20 @@ def walk(name: str, document: Document) -> str:
         allowed = f"{document['open_files']:,} open files"
         lines += ["", f"vLLM warned at each start that the container allows it {allowed}{said}."]
     return "\n".join(lines)
+
+
+def planned(document: Document) -> list[str]:
+    """The memory plan over what vLLM reported, of the first server and of one with CUDA graphs."""
+    lines: list[str] = []
+    for key, begin in (("memory", "Memory"), ("memory_graphs", "With CUDA graphs, memory")):
+        memory = document.get(key)
+        if memory:
+            parts = memory["planned_over_measured"]
+            found = ", ".join(f"{PARTS.get(part, part)} {it:.3f}" for part, it in parts.items())
+            lines += [f"{begin} as planned before anything was installed, over what vLLM then "
+                      f"reported: {found}.", ""]  # fmt: skip
+    note = NOTES.get(document["commit"])
+    return [*lines, note, ""] if note else lines
 
 
 def among_gpus(document: Document) -> list[str]:

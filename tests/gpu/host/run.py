@@ -1,10 +1,12 @@
 """On a GPU machine: boot a host with its GPUs inside, deploy GLM-5 to it, and walk the whole path.
 
-usage: python3 tests/gpu/host/run.py --out DIR [--tp 2] [--gpus INDEX …] [--eager] [--explain]
+usage: python3 tests/gpu/host/run.py --out DIR [--tp 2] [--gpus INDEX …] [--eager] [--graphs]
+           [--explain]
 
 Wants what `pack.sh` packed and `unpack.sh` unpacked. Makes a GLM-5 GGUF of at least 1 GB in three
 files with GLM-5's widths (once), boots the host (once), writes the inventory and walks (walk.py).
-With --tp 2 the walk is short, then vLLM's custom all-reduce is switched on. DIR gets transcripts,
+With --tp 2 the walk is short, then vLLM's custom all-reduce is switched on; with --graphs that
+server is compiled and has CUDA graphs, and its memory is compared once more. DIR gets transcripts,
 timings and results.json; the status is 0 where everything was as it should be.
 """
 
@@ -51,11 +53,13 @@ ENGINE = {
 }
 # NCCL falls back in silence; so it tells by what way its GPUs reach each other.
 TOLD = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,P2P"}
-CUSTOM = {"serve": {"args": {"disable-custom-all-reduce": False}}}
+CUSTOM: dict[str, Any] = {"serve": {"args": {"disable-custom-all-reduce": False}}}
+GRAPHS = {"serve": {"args": {**CUSTOM["serve"]["args"], "enforce-eager": None}}}
 UNHARDENED = {"unit": {"hardening": False}}
 # A mistake that nothing but the server itself notices.
 WRONG_PARSER = {"serve": {"args": {"enable-auto-tool-choice": True, "tool-call-parser": "glm"}}}
 EXPLAINED = "unknown-parser"
+GRAPHS_MEMORY = "memory-graphs.json"
 
 
 @dataclass
@@ -193,15 +197,21 @@ def write_inventory(
     return path
 
 
-def noted(session: Session, check: Callable[..., None] | None) -> Callable[..., None]:
-    """The check, whose complaint is written down and does not end the walk."""
+def noted(
+    session: Session, check: Callable[..., None] | None, file: str = "memory.json"
+) -> Callable[..., None]:
+    """The check, whose complaint is written down and does not end the walk.
+
+    Args:
+        file: for a memory plan beside what was measured.
+    """
     assert check is not None
 
     def lenient(found: dict[str, Any], before: Mapping[str, dict[str, Any]]) -> None:
         from tests.gpu.host.walk import WalkError
 
         if "memory" in found:
-            (session.out / "memory.json").write_text(json.dumps(found["memory"], indent=1))
+            (session.out / file).write_text(json.dumps(found["memory"], indent=1))
         try:
             check(found, before)
         except WalkError as error:
@@ -211,8 +221,10 @@ def noted(session: Session, check: Callable[..., None] | None) -> Callable[..., 
     return lenient
 
 
-def chosen_steps(session: Session, tp: int) -> list[Any]:
+def chosen_steps(session: Session, tp: int, *, graphs: bool = False) -> list[Any]:
     """All steps of the walk, or with several GPUs the few that differ there.
+
+    With `graphs` the second server has CUDA graphs.
 
     A plan or a benchmark that is not right is noted, and the walk goes on; before the server goes
     down it is looked at.
@@ -220,6 +232,7 @@ def chosen_steps(session: Session, tp: int) -> list[Any]:
     from tests.gpu.host.walk import Step, another, ready, steps
 
     whole = {step.name: step for step in steps(memory=True)}
+    planned = whole["memory"]
     for name in ("memory", "bench"):
         check = noted(session, whole[name].check)
         whole[name] = dataclasses.replace(whole[name], exit_code=None, check=check)
@@ -227,13 +240,19 @@ def chosen_steps(session: Session, tp: int) -> list[Any]:
     if tp == 1:
         return list(whole.values())
     short = [whole[name] for name in ("preflight", "up", "smoke", "memory", "logs")]
+    custom = GRAPHS if graphs else CUSTOM
+    memory = dataclasses.replace(
+        planned, name="custom-memory", override=custom, exit_code=None,
+        check=noted(session, planned.check, GRAPHS_MEMORY),
+    )  # fmt: skip
     return [
         *short,
-        Step("custom-all-reduce", ("up",), CUSTOM, check=another),
-        Step("custom-smoke", ("smoke",), CUSTOM, check=ready),
-        Step("custom-logs", ("logs", "-n", "200"), CUSTOM),
-        dataclasses.replace(whole["status"], override=CUSTOM),
-        Step("down", ("down", "--yes"), CUSTOM),
+        Step("custom-all-reduce", ("up",), custom, check=another),
+        # `up` has made the smoke test, too; time is short where graphs are captured.
+        memory if graphs else Step("custom-smoke", ("smoke",), custom, check=ready),
+        Step("custom-logs", ("logs", "-n", "200"), custom),
+        dataclasses.replace(whole["status"], override=custom),
+        Step("down", ("down", "--yes"), custom),
     ]
 
 
@@ -333,12 +352,12 @@ def program(session: Session) -> tuple[str, ...]:
     return (session.python, "-m", "glm5_deploy")
 
 
-def walk(session: Session, inventory: Path, tp: int, explained: bool) -> None:
+def walk(session: Session, inventory: Path, tp: int, explained: bool, graphs: bool = False) -> None:
     """Walk, then look, whatever came of it."""
     from tests.gpu.host.inventory import NAME
     from tests.gpu.host.walk import Walk, WalkError
 
-    steps = chosen_steps(session, tp)
+    steps = chosen_steps(session, tp, graphs=graphs)
     going = Walk(inventory, NAME, session.out / "walk", program(session))
     try:
         with session.timed("walk"):
@@ -381,6 +400,8 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--tp", type=int, default=1, help="GPUs of the server")
     parser.add_argument("--gpus", type=int, nargs="*", help="their indices; default: the first")
     parser.add_argument("--eager", action="store_true", help="no compilation: loads in half")
+    parser.add_argument("--graphs", action="store_true",
+                        help="the second server of --tp 2 has CUDA graphs")  # fmt: skip
     parser.add_argument("--explain", action="store_true", help="break a server, too")
     parser.add_argument("--model-only", action="store_true", help="make the model and no more")
     parser.add_argument("--shape", nargs=argparse.REMAINDER, default=list(SHAPE),
@@ -409,7 +430,7 @@ def main() -> int:
     environment(session)
     inventory = write_inventory(session, folder, golden, options)
     try:
-        walk(session, inventory, options.tp, options.explain)
+        walk(session, inventory, options.tp, options.explain, options.graphs)
     finally:
         about = {
             "tp": options.tp, "eager": options.eager, "gguf_bytes": size,
