@@ -86,6 +86,7 @@ class Walk:
                 "engine": {"lock": str(folder / "lock.txt"), "python": "3.11", "kernel": False},
                 "serve": {"args": {"control": CONTROL, "kernel-line": True}},
                 "needs": {"compiler": False, "libraries": [], "disk_gib": 0.1, "memory_gib": 0.1},
+                "unit": {"nofile": 16384},
                 "limits": {"load": 30, "smoke": 120, "stop": 10},
                 "smoke": {"expect": [{"prompt": "count", "max_tokens": 2, "contains": "one"}]},
             },

@@ -70,10 +70,12 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> run.Session:
 
 @pytest.mark.parametrize("walk", [2], indirect=True)
 def test_the_short_walk_on_two_gpus(walk: Walk, session: run.Session, fresh_host: BedHost) -> None:
-    """By NCCL first, then by vLLM's own all-reduce. The scripted server's memory is another's."""
+    """By NCCL first, then by vLLM's own all-reduce. The scripted server's memory is another's, and
+    its journal says nothing of how it sums."""
     run.walk(session, walk.inventory, 2, explained=False)
-    (problem,) = session.problems
-    assert problem.startswith("weights: planned ")
+    planned, summed = session.problems
+    assert planned.startswith("weights: planned ")
+    assert summed == "custom all-reduce was to be off, then on; vLLM used []"
     written = json.loads((session.out / "walk" / "results.json").read_text())
     done = {each["name"]: each for each in written}
     assert list(done) == [step.name for step in run.chosen_steps(session, 2)]

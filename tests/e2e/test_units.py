@@ -14,6 +14,8 @@ from glm5_deploy.stages.systemd import environment_file, exec_line
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.e2e import sandbox_probe
+
 MAX_EXPOSURE = 1.6
 DUMP = (
     "import json, os, sys; json.dump([sys.argv[1:], dict(os.environ)], open('/run/dump.json', 'w'))"
@@ -80,3 +82,32 @@ def test_systemd_has_nothing_against_the_unit(bed: Bed, gpus: int) -> None:
     host.exec(["tee", path], input=rendered(gpus))
     said = host.exec(["systemd-analyze", "verify", "--man=no", path], check=False)
     assert "glm5-verify" not in said.stderr + said.stdout, said.stderr
+
+
+def test_the_sandbox_lets_workers_talk_and_bars_the_rest(bed: Bed) -> None:
+    """What NCCL, CUDA's IPC and vLLM's queues do between processes, without a GPU."""
+    host, place = bed.hosts["node1"], "/usr/local/lib/glm5-probe.py"
+    host.exec(["useradd", "--system", "glm5"], check=False)
+    host.exec(["tee", place], input=Path(sandbox_probe.__file__).read_text())
+    kept = [
+        line for line in rendered(8).splitlines()
+        if line.partition("=")[0] not in {"EnvironmentFile", "ExecStart", "Restart", "Type"}
+    ]  # fmt: skip
+    at = kept.index("[Service]") + 1
+    kept[at:at] = ["Type=oneshot", f"ExecStart=/usr/bin/python3 {place}",
+                   "StandardOutput=truncate:/run/glm5-probe.json"]  # fmt: skip
+    host.exec(["tee", "/run/systemd/system/glm5-probe.service"], input="\n".join(kept) + "\n")
+    host.exec(["systemctl", "daemon-reload"])
+    host.exec(["systemctl", "start", "glm5-probe.service"])
+    found = json.loads(host.exec(["cat", "/run/glm5-probe.json"]).stdout)
+    needed = {each.__name__ for each in sandbox_probe.NEEDED}
+    assert {name: said for name, said in found.items() if name in needed} == dict.fromkeys(
+        needed, "works"
+    )
+    assert found["ptrace"] == found["pidfd_getfd"] == found["mounting"] == "SIGSYS"
+    for name, error in (
+        ("packets", "Address family not supported"),
+        ("namespaces", "Operation not permitted"),
+        ("writing", "Read-only file system"),
+    ):
+        assert error in found[name]

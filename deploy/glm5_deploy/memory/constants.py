@@ -46,10 +46,17 @@ SAMPLER_COPIES = 3
 probabilities."""
 
 DRIVER = 350 * MIB
-"""*Estimate*: what CUDA's libraries take after vLLM's first look at the GPU, on one GPU."""
+"""*Estimate*: what CUDA's libraries take after vLLM's first look at the GPU: 0.22 GiB on one H200,
+0.07 GiB on each of two (docs/gpu-host.md)."""
 
-COLLECTIVES = 900 * MIB
-"""*Estimate*: buffers of NCCL and of the custom all-reduce, with several GPUs."""
+CONTEXT = 550 * MIB
+"""What a CUDA context takes before that look, and so beside vLLM's share: 139.8 - 139.29 GiB on an
+H200."""
+
+COLLECTIVES = 1450 * MIB
+"""The same of NCCL and its mappings of the other GPUs, with several: vLLM starts it before it looks
+(v1/worker/gpu_worker.py, `init_device`). 139.8 - 137.9 GiB with the context on each of two H200s,
+40 MiB more with the custom all-reduce. *Estimate* for other links and more GPUs."""
 
 GRAPHS = 900 * MIB
 """*Estimate*: CUDA graphs of all sizes; none with `--enforce-eager`."""

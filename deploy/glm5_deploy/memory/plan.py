@@ -171,9 +171,8 @@ def _parts(model: ModelShape, settings: Settings) -> tuple[int, int, int, int]:
     # The indexer's buffer, and sines and cosines of all positions: made with the model.
     tables = settings.batched_tokens * model.topk * 4 + model.context * model.rope * 2
     tables += known.KERNELS if model.topk else 0
-    other = known.DRIVER + (known.COLLECTIVES if model.tp > 1 else 0)
     graphs = 0 if settings.eager else known.GRAPHS
-    return model.weights + tables, workspace(model, settings), graphs, other
+    return model.weights + tables, workspace(model, settings), graphs, known.DRIVER
 
 
 def _kv(limit: int, parts: tuple[int, ...], settings: Settings) -> int:
@@ -240,9 +239,9 @@ def _busy(made: MemoryPlan, gpus: Sequence[GpuMemory]) -> list[tuple[str, str]]:
     """vLLM refuses to start where less is free than it may take."""
     held: dict[str, list[GpuMemory]] = {}
     for gpu in gpus:
-        free = gpu.usable - gpu.used
+        free = _free(gpu, made.model.tp)
         wanted = math.ceil(gpu.usable * made.settings.utilization)
-        if gpu.used and free < wanted:
+        if free < wanted and (gpu.used or free > 0):
             said = f"{_gib(free)} GiB free, and vLLM wants {_gib(wanted)}"
             held.setdefault(said, []).append(gpu)
     if not held:
@@ -251,7 +250,10 @@ def _busy(made: MemoryPlan, gpus: Sequence[GpuMemory]) -> list[tuple[str, str]]:
         f"GPU {', '.join(str(gpu.index) for gpu in some)} {'have' if some[1:] else 'has'} {said}"
         for said, some in held.items()
     )
-    share = min(_most_share(gpu) for some in held.values() for gpu in some)
+    short = [gpu for some in held.values() for gpu in some]
+    share = min(_most_share(gpu, made.model.tp) for gpu in short)
+    if not any(gpu.used for gpu in short):
+        return [(text, f"set gpu-memory-utilization: {share:g}, or less")]
     lower = replace(made.settings, utilization=share)
     fits = share > 0 and _holds(_without_problems(made.model, lower, made.gpu))
     other = f"set gpu-memory-utilization: {share:g}" if fits else "choose others with gpus.devices"
@@ -280,9 +282,15 @@ def _told(changes: list[str]) -> str:
     return f"{begin}: {'; '.join(changes)}"
 
 
-def _most_share(gpu: GpuMemory) -> float:
+def _free(gpu: GpuMemory, tp: int) -> int:
+    """Bytes that are free when vLLM looks, its own context and NCCL already loaded."""
+    own = known.CONTEXT + (known.COLLECTIVES if tp > 1 else 0)
+    return gpu.usable - gpu.used - own
+
+
+def _most_share(gpu: GpuMemory, tp: int) -> float:
     """The largest share that vLLM would be given, of what others leave."""
-    free = math.floor((gpu.usable - gpu.used) / gpu.usable * 100) / 100
+    free = math.floor(_free(gpu, tp) / gpu.usable * 100) / 100
     return max(min(free, known.MOST_UTILIZATION), 0.0)
 
 
@@ -296,7 +304,7 @@ def _candidates(made: MemoryPlan, count: int) -> list[tuple[str, MemoryPlan]]:
     if settings.kv_bytes:
         free = replace(settings, kv_bytes=0)
         single.append(("kv-cache-memory-bytes: null", free, model))
-    share = _most_share(made.gpu)
+    share = _most_share(made.gpu, model.tp)
     if settings.utilization < share:
         most = replace(settings, utilization=share)
         single.append((f"gpu-memory-utilization: {share:g}", most, model))

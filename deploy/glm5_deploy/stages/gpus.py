@@ -25,6 +25,8 @@ IDLE_BYTES = GIB
 
 TASKS_PER_GPU = 512
 SHARED_MEMORY = GIB
+OPEN_FILES = 65_535
+"""vLLM raises its limit to so many (vllm/utils/system_utils.py, `set_ulimit`)."""
 UNIT_DEVICES = frozenset({"nvidia", "nvidia-frontend", "nvidiactl", "nvidia-uvm", "nvidia-caps"})
 """The groups that the unit's DeviceAllow names (server.service.j2)."""
 
@@ -498,6 +500,11 @@ def limits(it: Situation) -> Findings:
     if found.open_files is not None and found.open_files < wanted:
         detail = f"fs.nr_open is {found.open_files}, unit.nofile {wanted}"
         yield Finding("warning", detail, f"`sysctl -w fs.nr_open={wanted}`, or lower unit.nofile")
+    granted, useful = found.granted_files, min(wanted, OPEN_FILES)
+    if granted is not None and granted < useful:
+        detail = f"systemd can give a process {granted} open files here, vLLM wants {useful}"
+        hint = "raise the limit of what starts this container; until then vLLM has room for fewer"
+        yield Finding("warning", detail, f"{hint} connections at once")
     need = TASKS_PER_GPU * len(it.gpus)
     if found.tasks is not None and found.tasks < need:
         detail = f"systemd allows a unit {found.tasks} tasks; {len(it.gpus)} GPUs may take {need}"

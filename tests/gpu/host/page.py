@@ -19,6 +19,10 @@ ROOT = Path(__file__).resolve().parents[3]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "gpu-host.md"
 EXPOSURE = re.compile(r"Overall exposure level for \S+: ([\d.]+)")
+ALL_REDUCE = re.compile(r"Using (\[.*?\]) all-reduce backends .* for group 'tp:0'")
+TRANSPORT = re.compile(r" via ((?:P2P|SHM|NET)\S*)")
+OPEN_FILES = re.compile(r"Found ulimit of (\d+) and failed to automatically increase")
+EXPLAINED = re.compile(r"^\w+: ([a-z-]+)  \(.*\)$", re.MULTILINE)
 GPU = re.compile(r"(NVIDIA [\w -]+?)\s{2,}")
 Document = dict[str, Any]
 
@@ -27,24 +31,33 @@ TEXT = """\
 
 `tests/gpu/host/run.py` boots a host with systemd, sshd, journald and a GPU inside, makes a GLM-5 in
 GGUF (Q8_0, three files, GLM-5's own widths, two layers, random weights) and walks the whole path
-over SSH with the profile `glm-5`: our attention and indexer, fp8_ds_mla KV cache, the hardened
-unit. Smoke compares golden tokens with transformers' and sends a prompt beyond the 2,048 tokens
-that the indexer selects. The server ran with `enforce-eager`; the first `up` also compiles every
-kernel for the doctor. A mistake in `serve.args` is `refused` while the server answers, and a smoke
-check that fails takes the change back (`failing`).
+over SSH with the profile `glm-5`: our attention and indexer, fp8_ds_mla KV cache, the hardened unit
+([what it leaves open](operations.md#the-services-sandbox)). Smoke compares golden tokens with
+transformers' and sends a prompt beyond the 2,048 tokens that the indexer selects. The server ran
+with `enforce-eager`; the first `up` also compiles every kernel for the doctor. On one GPU a mistake
+in `serve.args` is `refused` while the server answers, and a smoke check that fails takes the change
+back (`failing`). On two the walk is short, and vLLM's custom all-reduce, which the profile leaves
+out, is switched on in its middle.
 
 {walks}
 
 ## Again
 
     tests/gpu/pack.sh KIT BOOT       # then as tests/gpu/README.md says
-    python tests/gpu/host/page.py h200=FOLDER
+    python tests/gpu/host/page.py h200=FOLDER       # a walk that is not named stays as it is
 """
 TITLES = {
     "host-h200": "One H200",
     "host-h200-x2": "Two H200s, tensor parallelism 2",
 }
-PARTS = {"kv": "KV cache", "kv_tokens": "its tokens"}
+NOTES = {
+    "7fa7a07291c38aa37baaf5d7b55ecbec55dacbf7": (
+        "The plan then counted NCCL's memory among vLLM's share; vLLM does not. As it is computed"
+        " since, it has 0.989 of the tokens."
+    ),
+}
+"""To the memory plan of a commit that was walked."""
+PARTS = {"kv": "KV cache", "kv_tokens": "its tokens", "graphs": "CUDA graphs"}
 ROWS = "| step | command | exit | seconds | what came of it |\n| --- | --- | --- | --- | --- |"
 
 
@@ -54,16 +67,28 @@ def merged(folders: list[Path]) -> Document:
     first = folders[0]
     security = text_of(folders, "host-security.txt")
     gpus = GPU.findall(text_of(folders, "host-gpus.txt"))
-    memory = first / "memory.json"
+    memory, graphs = first / "memory.json", first / "memory-graphs.json"
     exposure = EXPOSURE.search(security)
+    journal = text_of(folders, "host-journal.txt")
+    files = OPEN_FILES.search(journal)
     return {
         "commit": (first / "commit").read_text().strip(),
         "gpus": gpus,
         "continued": [json.loads(steps_of(each).read_text())[0]["name"] for each in folders[1:]],
         "exposure": float(exposure[1]) if exposure else None,
+        "all_reduce": all_reduces(journal),
+        "explained": EXPLAINED.findall(text_of(folders, "02-explained.txt")),
+        "transports": sorted(set(TRANSPORT.findall(journal))),
+        "open_files": int(files[1]) if files else None,
         "memory": json.loads(memory.read_text()) if memory.is_file() else None,
+        "memory_graphs": json.loads(graphs.read_text()) if graphs.is_file() else None,
         "steps": steps,
     }
+
+
+def all_reduces(journal: str) -> list[list[str]]:
+    """What each server sums with among its GPUs, in the order in which vLLM tries them."""
+    return [re.findall(r"\w+", found) for found in ALL_REDUCE.findall(journal)]
 
 
 def steps_of(folder: Path) -> Path:
@@ -114,17 +139,51 @@ def walk(name: str, document: Document) -> str:
             f"{step['seconds']:.1f} | {outcome(step)} |"
         )
     lines += ["", checks(document, "preflight"), "", checks(document, "up"), ""]
-    memory = document["memory"]
-    if memory:
-        parts = memory["planned_over_measured"]
-        found = ", ".join(f"{PARTS.get(key, key)} {value:.3f}" for key, value in parts.items())
-        lines += [f"Memory as planned before anything was installed, over what vLLM then "
-                  f"reported: {found}.", ""]  # fmt: skip
+    lines += planned(document)
+    lines += [*among_gpus(document), ""] if document.get("all_reduce") else []
+    if document.get("explained"):
+        names = ", ".join(f"`{each}`" for each in document["explained"])
+        said = (
+            "After that, a server was started with a tool parser that vLLM does not have: `up` went"
+        )
+        lines += [f"{said} back, and `logs --explain`, over all these starts, named {names}.", ""]
     if document["exposure"] is not None:
         lines.append(
             f"`systemd-analyze security` calls the unit's exposure {document['exposure']}."
         )
+    if document.get("open_files"):
+        limits = next(
+            (row["status"] for step in document["steps"] for row in step["checks"]
+             if row["name"] == "limits"), "",
+        )  # fmt: skip
+        said = ", which `preflight` did not tell yet" if limits == "passed" else ""
+        allowed = f"{document['open_files']:,} open files"
+        lines += ["", f"vLLM warned at each start that the container allows it {allowed}{said}."]
     return "\n".join(lines)
+
+
+def planned(document: Document) -> list[str]:
+    """The memory plan over what vLLM reported, of the first server and of one with CUDA graphs."""
+    lines: list[str] = []
+    for key, begin in (("memory", "Memory"), ("memory_graphs", "With CUDA graphs, memory")):
+        memory = document.get(key)
+        if memory:
+            parts = memory["planned_over_measured"]
+            found = ", ".join(f"{PARTS.get(part, part)} {it:.3f}" for part, it in parts.items())
+            lines += [f"{begin} as planned before anything was installed, over what vLLM then "
+                      f"reported: {found}.", ""]  # fmt: skip
+    note = NOTES.get(document["commit"])
+    return [*lines, note, ""] if note else lines
+
+
+def among_gpus(document: Document) -> list[str]:
+    """By what way the GPUs reached each other, from the journal."""
+    servers = "; then ".join(" before ".join(each) for each in document["all_reduce"])
+    lines = [f"To sum among its GPUs, the servers took, as the journal has it: {servers}."]
+    if document.get("transports"):
+        ways = ", ".join(f"`{each}`" for each in document["transports"])
+        lines.append(f"NCCL connected the GPUs by {ways}.")
+    return lines
 
 
 def main(*given: str) -> None:

@@ -1,10 +1,12 @@
 """On a GPU machine: boot a host with its GPUs inside, deploy GLM-5 to it, and walk the whole path.
 
-usage: python3 tests/gpu/host/run.py --out DIR [--tp 2] [--gpus INDEX …] [--eager] [--explain]
+usage: python3 tests/gpu/host/run.py --out DIR [--tp 2] [--gpus INDEX …] [--eager] [--graphs]
+           [--explain]
 
 Wants what `pack.sh` packed and `unpack.sh` unpacked. Makes a GLM-5 GGUF of at least 1 GB in three
 files with GLM-5's widths (once), boots the host (once), writes the inventory and walks (walk.py).
-With --tp 2 the walk is short, then vLLM's custom all-reduce is switched on. DIR gets transcripts,
+With --tp 2 the walk is short, then vLLM's custom all-reduce is switched on; with --graphs that
+server is compiled and has CUDA graphs, and its memory is compared once more. DIR gets transcripts,
 timings and results.json; the status is 0 where everything was as it should be.
 """
 
@@ -49,11 +51,15 @@ ENGINE = {
     "NVSHMEM_DISABLE_NVLS": "1",
     "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
 }
-CUSTOM = {"serve": {"args": {"disable-custom-all-reduce": False}}}
+# NCCL falls back in silence; so it tells by what way its GPUs reach each other.
+TOLD = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,P2P"}
+CUSTOM: dict[str, Any] = {"serve": {"args": {"disable-custom-all-reduce": False}}}
+GRAPHS = {"serve": {"args": {**CUSTOM["serve"]["args"], "enforce-eager": None}}}
 UNHARDENED = {"unit": {"hardening": False}}
 # A mistake that nothing but the server itself notices.
 WRONG_PARSER = {"serve": {"args": {"enable-auto-tool-choice": True, "tool-call-parser": "glm"}}}
 EXPLAINED = "unknown-parser"
+GRAPHS_MEMORY = "memory-graphs.json"
 
 
 @dataclass
@@ -172,7 +178,8 @@ def write_inventory(
     first = sorted(folder.glob("*.gguf"))[0]
     document = inventory(
         str(folder), first.name, golden or folder / "golden.json", session.python,
-        site=[str(session.site)], gpus=options.tp, environment=ENGINE,
+        site=[str(session.site)], gpus=options.tp,
+        environment={**ENGINE, **TOLD} if options.tp > 1 else ENGINE,
         ssh={
             "address": "127.0.0.1", "port": 2222, "user": "root",
             "identity_file": str(session.host / "id"), "known_hosts": str(session.host / "known"),
@@ -190,15 +197,21 @@ def write_inventory(
     return path
 
 
-def noted(session: Session, check: Callable[..., None] | None) -> Callable[..., None]:
-    """The check, whose complaint is written down and does not end the walk."""
+def noted(
+    session: Session, check: Callable[..., None] | None, file: str = "memory.json"
+) -> Callable[..., None]:
+    """The check, whose complaint is written down and does not end the walk.
+
+    Args:
+        file: for a memory plan beside what was measured.
+    """
     assert check is not None
 
     def lenient(found: dict[str, Any], before: Mapping[str, dict[str, Any]]) -> None:
         from tests.gpu.host.walk import WalkError
 
         if "memory" in found:
-            (session.out / "memory.json").write_text(json.dumps(found["memory"], indent=1))
+            (session.out / file).write_text(json.dumps(found["memory"], indent=1))
         try:
             check(found, before)
         except WalkError as error:
@@ -208,8 +221,10 @@ def noted(session: Session, check: Callable[..., None] | None) -> Callable[..., 
     return lenient
 
 
-def chosen_steps(session: Session, tp: int) -> list[Any]:
+def chosen_steps(session: Session, tp: int, *, graphs: bool = False) -> list[Any]:
     """All steps of the walk, or with several GPUs the few that differ there.
+
+    With `graphs` the second server has CUDA graphs.
 
     A plan or a benchmark that is not right is noted, and the walk goes on; before the server goes
     down it is looked at.
@@ -217,6 +232,7 @@ def chosen_steps(session: Session, tp: int) -> list[Any]:
     from tests.gpu.host.walk import Step, another, ready, steps
 
     whole = {step.name: step for step in steps(memory=True)}
+    planned = whole["memory"]
     for name in ("memory", "bench"):
         check = noted(session, whole[name].check)
         whole[name] = dataclasses.replace(whole[name], exit_code=None, check=check)
@@ -224,13 +240,19 @@ def chosen_steps(session: Session, tp: int) -> list[Any]:
     if tp == 1:
         return list(whole.values())
     short = [whole[name] for name in ("preflight", "up", "smoke", "memory", "logs")]
+    custom = GRAPHS if graphs else CUSTOM
+    memory = dataclasses.replace(
+        planned, name="custom-memory", override=custom, exit_code=None,
+        check=noted(session, planned.check, GRAPHS_MEMORY),
+    )  # fmt: skip
     return [
         *short,
-        Step("custom-all-reduce", ("up",), CUSTOM, check=another),
-        Step("custom-smoke", ("smoke",), CUSTOM, check=ready),
-        Step("custom-logs", ("logs", "-n", "200"), CUSTOM),
-        dataclasses.replace(whole["status"], override=CUSTOM),
-        Step("down", ("down", "--yes"), CUSTOM),
+        Step("custom-all-reduce", ("up",), custom, check=another),
+        # `up` has made the smoke test, too; time is short where graphs are captured.
+        memory if graphs else Step("custom-smoke", ("smoke",), custom, check=ready),
+        Step("custom-logs", ("logs", "-n", "200"), custom),
+        dataclasses.replace(whole["status"], override=custom),
+        Step("down", ("down", "--yes"), custom),
     ]
 
 
@@ -264,6 +286,22 @@ def look(session: Session) -> None:
     on_host(session, "security", f"systemd-analyze security --no-pager {UNIT}")
     on_host(session, "journal", f"journalctl --no-pager -o short-iso -u {UNIT} | tail -n 4000")
     on_host(session, "gpus", "nvidia-smi; nvidia-smi topo -m")
+    process = f"/proc/$(systemctl show -p MainPID --value {UNIT})"
+    status = f"grep -E 'Cap|Seccomp|NoNewPrivs' {process}/status; ls -l {process}/ns /dev/shm"
+    on_host(session, "process", f"cat {process}/limits; {status}")
+    # A kernel without BPF for cgroups lets every device through, and systemd says nothing.
+    closed = "systemd-run -q --wait --pipe -p DevicePolicy=closed"
+    on_host(session, "devices", f"{closed} head -c 0 /dev/nvidiactl && echo 'not enforced here'")
+
+
+def judge_all_reduce(session: Session) -> None:
+    """Whether the two servers really summed as they were told: the second by vLLM's own way."""
+    from tests.gpu.host.page import all_reduces
+
+    journal = (session.out / "host-journal.txt").read_text()
+    found = all_reduces(journal)
+    if found != [["PYNCCL"], ["CUSTOM", "PYNCCL"]]:
+        session.problems.append(f"custom all-reduce was to be off, then on; vLLM used {found}")
 
 
 def explain(session: Session, inventory: Path) -> None:
@@ -314,12 +352,12 @@ def program(session: Session) -> tuple[str, ...]:
     return (session.python, "-m", "glm5_deploy")
 
 
-def walk(session: Session, inventory: Path, tp: int, explained: bool) -> None:
+def walk(session: Session, inventory: Path, tp: int, explained: bool, graphs: bool = False) -> None:
     """Walk, then look, whatever came of it."""
     from tests.gpu.host.inventory import NAME
     from tests.gpu.host.walk import Walk, WalkError
 
-    steps = chosen_steps(session, tp)
+    steps = chosen_steps(session, tp, graphs=graphs)
     going = Walk(inventory, NAME, session.out / "walk", program(session))
     try:
         with session.timed("walk"):
@@ -331,6 +369,10 @@ def walk(session: Session, inventory: Path, tp: int, explained: bool) -> None:
         if tp > 1:
             without_hardening(session, inventory, str(error))
         return
+    if tp > 1:
+        judge_all_reduce(session)
+        # All of it is to go with the server.
+        on_host(session, "shm", "ls -lA /dev/shm")
     if explained:
         with session.timed("explain"):
             explain(session, inventory)
@@ -358,6 +400,8 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--tp", type=int, default=1, help="GPUs of the server")
     parser.add_argument("--gpus", type=int, nargs="*", help="their indices; default: the first")
     parser.add_argument("--eager", action="store_true", help="no compilation: loads in half")
+    parser.add_argument("--graphs", action="store_true",
+                        help="the second server of --tp 2 has CUDA graphs")  # fmt: skip
     parser.add_argument("--explain", action="store_true", help="break a server, too")
     parser.add_argument("--model-only", action="store_true", help="make the model and no more")
     parser.add_argument("--shape", nargs=argparse.REMAINDER, default=list(SHAPE),
@@ -386,7 +430,7 @@ def main() -> int:
     environment(session)
     inventory = write_inventory(session, folder, golden, options)
     try:
-        walk(session, inventory, options.tp, options.explain)
+        walk(session, inventory, options.tp, options.explain, options.graphs)
     finally:
         about = {
             "tp": options.tp, "eager": options.eager, "gguf_bytes": size,

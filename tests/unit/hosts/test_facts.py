@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from glm5_deploy.hosts.facts.fact import FactOutput
 from glm5_deploy.hosts.facts.gpu import parse_gpus
-from glm5_deploy.hosts.facts.gpu_host import pci_address
+from glm5_deploy.hosts.facts.gpu_host import parse_limits, pci_address
 from glm5_deploy.hosts.facts.ports import parse_ports
 from glm5_deploy.hosts.facts.python import parse_pythons
 from glm5_deploy.hosts.facts.system import (
@@ -29,6 +29,7 @@ PARSERS: dict[str, Callable[[FactOutput], Any]] = {
     "disks": parse_disks,
     "gpus": parse_gpus,
     "libraries": parse_libraries,
+    "limits": parse_limits,
     "machine": parse_machine,
     "os": parse_os,
     "ports": parse_ports,

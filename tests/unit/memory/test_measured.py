@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 from glm5_deploy.memory.measured import Measured, read_measured
-from glm5_deploy.memory.plan import GpuMemory, plan
+from glm5_deploy.memory.plan import GpuMemory, ModelShape, plan
 from glm5_deploy.memory.settings import Settings
 
 from tests.unit.memory.test_plan import GIB, MODEL
@@ -34,3 +38,30 @@ def test_ratios_are_of_what_was_measured() -> None:
     assert ratios["weights"] == pytest.approx(made.weights / (40.2 * GIB), rel=1e-3)
     assert "graphs" not in ratios
     assert Measured().ratios(made) == {}
+
+
+RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
+WALKED = ModelShape(
+    tp=1, weights=0, kv={"fp8": 1576}, possible={}, hidden=6144, heads=64, head_values=448,
+    vocab=8192, intermediate=12_288, moe_intermediate=2048, experts_used=8, context=8192,
+    indexer_row=132, topk=2048,
+)  # fmt: skip
+"""What tests/gpu/host deploys: GLM-5's widths in two layers."""
+
+
+@pytest.mark.parametrize(("name", "tp"), [("h200", 1), ("h200-x2", 2)])
+def test_plans_are_as_vllm_reported_on_h200s(name: str, tp: int) -> None:
+    """The plan as it is computed today, beside what vLLM said in the walk that was recorded."""
+    told = json.loads((RESULTS / f"host-{name}.json").read_text())["memory"]
+    measured = {key: told[was] / told["planned_over_measured"][key] for key, was in (
+        ("weights", "weights"), ("kv", "kv_cache"), ("kv_tokens", "kv_tokens"),
+    )}  # fmt: skip
+    settings = Settings(tp, 8192, 32, 8192, utilization=0.3, kv_dtype="fp8", eager=True)
+    gpu = GpuMemory(0, 143_771 << 20)
+    tables = plan(WALKED, settings, [gpu]).weights
+    model = replace(WALKED, tp=tp, weights=told["weights"] - tables)
+    made = plan(model, settings, [gpu] * tp)
+    assert made.weights == pytest.approx(measured["weights"], rel=0.03)
+    assert made.kv == pytest.approx(measured["kv"], rel=0.02)
+    assert made.kv_tokens == pytest.approx(measured["kv_tokens"], rel=0.02)
+    assert made.kv_tokens <= measured["kv_tokens"], "more was promised than there was"

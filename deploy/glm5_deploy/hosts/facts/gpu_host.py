@@ -67,6 +67,9 @@ exit 0
 
 SHOW_LIMITS = r"""
 echo "nr_open=$(cat /proc/sys/fs/nr_open)"
+echo "nofile=$(sed -n 's/^Max open files *[^ ]* *\([^ ]*\) .*/\1/p' /proc/1/limits 2>/dev/null)"
+echo "caps=$(sed -n 's/^CapEff:[[:space:]]*//p' /proc/1/status 2>/dev/null)"
+read -r _ _ ids </proc/self/uid_map && echo "ids=$ids"
 echo "tasks=$(systemctl show --property=DefaultTasksMax --value)"
 echo "shm=$(df --block-size=1 --output=avail /dev/shm | tail -n 1 | tr -d ' ')"
 exit 0
@@ -74,6 +77,8 @@ exit 0
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:]+)\): (\d+), (.*)")
+_CAP_SYS_RESOURCE = 24
+_ALL_IDS = str(2**32 - 1)
 _STAMP = re.compile(r"(\d{9,}\.\d+) ")
 
 
@@ -155,6 +160,8 @@ class SystemLimits:
 
     Args:
         open_files: the kernel's limit for one process.
+        granted_files: what systemd can give a process of it, where it is not free to raise its own
+            limit (in most containers); None where it is, or nothing is known.
         tasks: threads and processes that systemd allows a unit; None for no limit.
         shared_memory: bytes that are free in /dev/shm.
     """
@@ -162,6 +169,7 @@ class SystemLimits:
     open_files: int | None
     tasks: int | None
     shared_memory: int | None
+    granted_files: int | None = None
 
 
 @dataclass(frozen=True)
@@ -278,7 +286,17 @@ def parse_limits(output: FactOutput) -> SystemLimits:
         found = natural(values.get(name, ""))
         return found if found is not None and found < 2**63 else None
 
-    return SystemLimits(number("nr_open"), number("tasks"), number("shm"))
+    granted = None if _may_raise(values) else number("nofile")
+    return SystemLimits(number("nr_open"), number("tasks"), number("shm"), granted)
+
+
+def _may_raise(values: Mapping[str, str]) -> bool:
+    """Whether systemd may go beyond its own limit, which takes a capability of the host itself."""
+    try:
+        capable = int(values.get("caps", ""), 16) >> _CAP_SYS_RESOURCE & 1
+    except ValueError:
+        return False
+    return bool(capable) and values.get("ids") == _ALL_IDS
 
 
 def gpu_host_fact_list(user: str) -> list[Fact[Any]]:
