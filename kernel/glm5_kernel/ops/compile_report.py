@@ -58,14 +58,13 @@ class Resources:
 
 def cases(arch: str) -> list[Case]:
     """Every configuration of an architecture's tables, in each form it is used in."""
-    found: dict[Case, None] = {}
-    for kv, table in TABLES[arch].items():
-        for row in table.rows:
-            found[Case(arch, kv, row.config)] = None
-        for spans in (False, True):
-            found[Case(arch, kv, table.general, spans)] = None
-            found[Case(arch, kv, table.general, spans, block_table=True)] = None
-    return list(found)
+    return [
+        Case(arch, kv, config, spans, block_table)
+        for kv, table in TABLES[arch].items()
+        for config in dict.fromkeys(row.config for row in table.rows)
+        for spans in ((False, True) if config == table.general else (False,))
+        for block_table in (False, True)
+    ]
 
 
 def compile_case(case: Case) -> Resources:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 Kv = Literal["16bit", "fp8"]
@@ -33,7 +33,7 @@ class Config:
     stages: int
     shared: int
     resident: int = 2
-    cost: float = 1.0
+    cost: float = field(default=1.0, compare=False)
 
 
 @dataclass(frozen=True)
