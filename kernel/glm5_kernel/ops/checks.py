@@ -44,3 +44,9 @@ def check_device(name: str, value: Tensor) -> None:
 def check_same_device(name: str, value: Tensor, device: torch.device) -> None:
     if value.device != device:
         require(False, name, str(value.device), str(device))
+
+
+def check_aligned(name: str, value: Tensor) -> None:
+    """Of an address, so at every call: `forms` remembers nothing of one."""
+    if value.data_ptr() % 16:
+        require(False, name, "an unaligned address", "16-byte aligned")
