@@ -21,6 +21,7 @@ from glm5_kernel.ops.checks import (
     check_dtype,
     check_same_device,
     check_shape,
+    check_workspace,
     require,
 )
 from glm5_kernel.ops.configs import Device, Kv, Plan, architecture, plan
@@ -206,8 +207,8 @@ def _call(
     )  # fmt: skip
     pdl = supports_pdl(device)
     needed = _partial_bytes(tokens, heads, chosen.parts, latent_dim)
-    if needed:
-        _check_workspace(workspace, needed, device)
+    if needed and workspace is not None:
+        check_workspace(workspace, needed, device)
     return _Call(
         (tokens, heads),
         _split(q_latent, q_rope, kv_cache, indices, sm_scale, lengths, block_table, chosen, pdl),
@@ -319,16 +320,6 @@ def _kind(kv_cache: Tensor) -> Kv:
 def _partial_bytes(tokens: int, heads: int, parts: int, latent_dim: int) -> int:
     """A 16-bit output and a float32 lse per token, head and part; nothing for a single part."""
     return tokens * heads * parts * (2 * latent_dim + 4) if parts > 1 else 0
-
-
-def _check_workspace(workspace: Tensor | None, needed: int, device: torch.device) -> None:
-    if workspace is None:
-        return
-    check_dtype("workspace", workspace, (torch.uint8,))
-    check_contiguous("workspace", workspace)
-    check_same_device("workspace", workspace, device)
-    require(workspace.numel() >= needed, "workspace", f"{workspace.numel()} bytes",
-            f"at least {needed}")  # fmt: skip
 
 
 def _scratch(workspace: Tensor | None, q: Tensor, outs: int, needed: int) -> tuple[View, View]:

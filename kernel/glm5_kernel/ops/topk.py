@@ -17,6 +17,7 @@ from glm5_kernel.ops.checks import (
     check_dtype,
     check_same_device,
     check_shape,
+    check_workspace,
     require,
 )
 from glm5_kernel.ops.forms import once_per_form
@@ -120,7 +121,7 @@ def _call(
     first = config.counter_bytes
     last = _bytes(config, rows if chosen.split else chosen.parts)
     if workspace is not None:
-        _check_workspace(workspace, last, device)
+        check_workspace(workspace, last, device)
     s_out = k if out is None else out.stride(0)
     scalars = (
         rows, columns, next_n, k, chosen.parts, logits.stride(0), s_out, *steps,
@@ -203,14 +204,6 @@ def _check_out(out: Tensor, rows: int, k: int, device: torch.device) -> None:
     check_dtype("out", out, (torch.int32,))
     check_same_device("out", out, device)
     require(out.stride(1) == 1 or k == 1, "out", f"strides {out.stride()}", "contiguous rows")
-
-
-def _check_workspace(workspace: Tensor, needed: int, device: torch.device) -> None:
-    check_dtype("workspace", workspace, (torch.uint8,))
-    check_contiguous("workspace", workspace)
-    check_same_device("workspace", workspace, device)
-    require(workspace.numel() >= needed, "workspace", f"{workspace.numel()} bytes",
-            f"at least {needed}")  # fmt: skip
 
 
 def _space(workspace: Tensor | None, call: _Call, device: torch.device) -> tuple[View, View, View]:
