@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import pytest
 import torch
 
 if not torch.cuda.is_available():
@@ -23,3 +24,11 @@ if not torch.cuda.is_available():
         scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
 
     interpreter._patch_lang_tensor = _patch_tensor_for_numpy
+
+
+@pytest.fixture(autouse=True)
+def _nothing_remembered() -> None:
+    """Tests replace what is remembered of a call's form: a device, a table, a size."""
+    from glm5_kernel.ops.forms import forget
+
+    forget()

@@ -44,3 +44,18 @@ def check_device(name: str, value: Tensor) -> None:
 def check_same_device(name: str, value: Tensor, device: torch.device) -> None:
     if value.device != device:
         require(False, name, str(value.device), str(device))
+
+
+def check_workspace(value: Tensor, needed: int, device: torch.device) -> None:
+    """All but its address."""
+    check_dtype("workspace", value, (torch.uint8,))
+    require(value.ndim == 1, "workspace", f"{value.ndim} dims", "1")
+    check_contiguous("workspace", value)
+    check_same_device("workspace", value, device)
+    require(value.numel() >= needed, "workspace", f"{value.numel()} bytes", f"at least {needed}")
+
+
+def check_aligned(name: str, value: Tensor) -> None:
+    """Of an address, so at every call: `forms` remembers nothing of one."""
+    if value.data_ptr() % 16:
+        require(False, name, "an unaligned address", "16-byte aligned")

@@ -57,11 +57,14 @@ def prefill_topk(
         out = torch.empty(rows, topk, dtype=torch.int32, device=q.device)
     step, space = _chunks(rows, columns, logits, logits_bytes, q.device)
     for first in range(0, rows, step):
-        part = slice(first, min(first + step, rows))
-        some = space[: (part.stop - first) * columns].view(part.stop - first, columns)
-        mqa_logits(q[part], k, k_scale, weights[part], starts[part], ends[part], out=some)
+        last = min(first + step, rows)
+        some = space.as_strided((last - first, columns), (columns, 1))
+        begin, end = _part(starts, first, last), _part(ends, first, last)
+        mqa_logits(
+            _part(q, first, last), k, k_scale, _part(weights, first, last), begin, end, out=some
+        )
         topk_indices(
-            some, topk, starts=starts[part], ends=ends[part], out=out[part], workspace=workspace
+            some, topk, starts=begin, ends=end, out=_part(out, first, last), workspace=workspace
         )
     return out
 
@@ -109,16 +112,21 @@ def decode_topk(
     width = -(-max_context // 4) * 4
     step, space = _chunks(batch, next_n * width, logits, logits_bytes, q.device)
     for first in range(0, batch, step):
-        part = slice(first, min(first + step, batch))
-        rows = slice(part.start * next_n, part.stop * next_n)
-        some = space[: (rows.stop - rows.start) * width].view(-1, width)[:, :max_context]
-        lengths = context_lens[part]
+        last = min(first + step, batch)
+        rows = first * next_n, last * next_n
+        some = space.as_strided((rows[1] - rows[0], max_context), (width, 1))
+        lengths = _part(context_lens, first, last)
         paged_mqa_logits(
-            q[part], kv_cache, weights[rows], lengths, block_tables[part],
-            max_context=max_context, out=some,
+            _part(q, first, last), kv_cache, _part(weights, *rows), lengths,
+            _part(block_tables, first, last), max_context=max_context, out=some,
         )  # fmt: skip
-        topk_indices(some, topk, ends=lengths, out=out[rows], workspace=workspace)
+        topk_indices(some, topk, ends=lengths, out=_part(out, *rows), workspace=workspace)
     return out
+
+
+def _part(value: Tensor, first: int, last: int) -> Tensor:
+    """Rows; the tensor itself if it has no others, as it usually is."""
+    return value if first == 0 and last == value.shape[0] else value[first:last]
 
 
 def _chunks(

@@ -15,7 +15,7 @@ mask, `n_` a number of things, `s_` a stride in elements.
 from __future__ import annotations
 
 import math
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -32,6 +32,7 @@ from glm5_kernel.ops.checks import (
     check_shape,
     require,
 )
+from glm5_kernel.ops.forms import once_per_form
 from glm5_kernel.ops.indexer_configs import (
     PREFILL,
     PagedConfig,
@@ -39,6 +40,7 @@ from glm5_kernel.ops.indexer_configs import (
     paged_config,
     paged_parts,
 )
+from glm5_kernel.ops.launch import Launch, View, shared_step
 from glm5_kernel.ops.portable import IN_INTERPRETER
 from glm5_kernel.ops.sparse_mla import device_table, supports_pdl
 
@@ -256,35 +258,18 @@ def paged_mqa_logits(
     Raises:
         ValueError: an argument has a shape, dtype, device or layout that is not allowed.
     """
-    batch, next_n, heads, dim = _check_q("q", q, 4)
-    kv = _check_cache(kv_cache, dim, q.device)
-    steps, last_only = _check_lengths(context_lens, batch, next_n)
-    require(block_tables.ndim == 2 and block_tables.shape[0] == batch, "block_tables",
-            f"shape {list(block_tables.shape)}", f"[{batch}, pages]")  # fmt: skip
-    require(block_tables.stride(1) == 1 or block_tables.shape[1] <= 1, "block_tables",
-            f"strides {block_tables.stride()}", "contiguous rows")  # fmt: skip
-    for name, value in (("context_lens", context_lens), ("block_tables", block_tables)):
-        check_dtype(name, value, (torch.int32,))
-        check_same_device(name, value, q.device)
-    _check_weights(weights, batch * next_n, heads, q.device)
-    out = _result(out, batch * next_n, max_context, q.device)
-    if out.numel() == 0:
-        return out
-    arch, hardware = device_table(q.device)
-    config = force_config or paged_config(arch, batch, max_context, hardware.processors)
-    padded, group = _group(heads, next_n, config.columns)
-    parts = paged_parts(config, batch, max_context, hardware.processors)
-    pdl = supports_pdl(q.device)
-    extra: dict[str, Any] = {"launch_pdl": True} if pdl else {}
-    paged_kernel[(batch * parts, math.ceil(next_n / group))](
-        _e4m3(q), kv, weights, context_lens, block_tables, out,
-        batch, next_n, heads, kv.shape[0], block_tables.shape[1], max_context, parts,
-        *q.stride()[:3], kv.stride(0), weights.stride(0), *steps, block_tables.stride(0),
-        out.stride(0),
-        D=dim, HB=padded, NJ=group, BN=config.tile, LAST_ONLY=last_only,
-        Q_ALIGN=_alignment(q, 3), KV_ALIGN=_alignment(kv, 1), STAGES=config.stages, PDL=pdl,
-        num_warps=config.warps, **extra,
-    )  # fmt: skip
+    call = _paged_call(
+        q, kv_cache, weights, context_lens, block_tables, max_context, out, force_config
+    )
+    _check_words(kv_cache, kv_cache.data_ptr())
+    if out is None:
+        out = torch.empty(call.shape, dtype=torch.float32, device=q.device)
+    if call.launch is not None:
+        call.launch(
+            _e4m3(q), _view(kv_cache), weights, context_lens, block_tables, out,
+            Q_ALIGN=math.gcd(call.q_step, q.data_ptr()),
+            KV_ALIGN=math.gcd(call.k_step, kv_cache.data_ptr()),
+        )  # fmt: skip
     return out
 
 
@@ -319,6 +304,94 @@ def mqa_logits(
     Raises:
         ValueError: an argument has a shape, dtype, device or layout that is not allowed.
     """
+    call = _prefill_call(q, k, k_scale, weights, starts, ends, out, force_config)
+    if out is None:
+        out = torch.empty(call.shape, dtype=torch.float32, device=q.device)
+    if call.launch is not None:
+        call.launch(
+            _e4m3(q), _e4m3(k), k_scale, weights, starts, ends, out,
+            Q_ALIGN=math.gcd(call.q_step, q.data_ptr()),
+            K_ALIGN=math.gcd(call.k_step, k.data_ptr()),
+        )  # fmt: skip
+    return out
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What follows from the form of a call.
+
+    Attributes:
+        shape: of the result.
+        launch: nothing is launched for an empty one.
+        q_step, k_step: bytes, at most 16, that the distances between queries, and between keys or
+            blocks, are multiples of.
+    """
+
+    shape: tuple[int, int]
+    launch: Launch | None = None
+    q_step: int = 16
+    k_step: int = 16
+
+
+@once_per_form
+def _paged_call(
+    q: Tensor,
+    kv_cache: Tensor,
+    weights: Tensor,
+    context_lens: Tensor,
+    block_tables: Tensor,
+    max_context: int,
+    out: Tensor | None,
+    force_config: PagedConfig | None,
+) -> _Call:
+    """Check all but addresses; see `paged_mqa_logits`."""
+    batch, next_n, heads, dim = _check_q("q", q, 4)
+    _check_cache(kv_cache, dim, q.device)
+    steps, last_only = _check_lengths(context_lens, batch, next_n)
+    require(block_tables.ndim == 2 and block_tables.shape[0] == batch, "block_tables",
+            f"shape {list(block_tables.shape)}", f"[{batch}, pages]")  # fmt: skip
+    require(block_tables.stride(1) == 1 or block_tables.shape[1] <= 1, "block_tables",
+            f"strides {block_tables.stride()}", "contiguous rows")  # fmt: skip
+    for name, value in (("context_lens", context_lens), ("block_tables", block_tables)):
+        check_dtype(name, value, (torch.int32,))
+        check_same_device(name, value, q.device)
+    shape = batch * next_n, max_context
+    _check_weights(weights, shape[0], heads, q.device)
+    s_out = _check_result(out, shape, q.device)
+    if 0 in shape:
+        return _Call(shape)
+    arch, hardware = device_table(q.device)
+    config = force_config or paged_config(arch, batch, max_context, hardware.processors)
+    padded, group = _group(heads, next_n, config.columns)
+    parts = paged_parts(config, batch, max_context, hardware.processors)
+    launch = Launch(
+        paged_kernel,
+        (batch * parts, math.ceil(next_n / group)),
+        (
+            batch, next_n, heads, kv_cache.shape[0], block_tables.shape[1], max_context, parts,
+            *q.stride()[:3], kv_cache.stride(0), weights.stride(0), *steps, block_tables.stride(0),
+            s_out,
+        ),
+        {"D": dim, "HB": padded, "NJ": group, "BN": config.tile, "LAST_ONLY": last_only,
+         "STAGES": config.stages},
+        pdl=supports_pdl(q.device),
+        num_warps=config.warps,
+    )  # fmt: skip
+    return _Call(shape, launch, shared_step(q, 3), shared_step(kv_cache, 1))
+
+
+@once_per_form
+def _prefill_call(
+    q: Tensor,
+    k: Tensor,
+    k_scale: Tensor,
+    weights: Tensor,
+    starts: Tensor,
+    ends: Tensor,
+    out: Tensor | None,
+    force_config: PrefillConfig | None,
+) -> _Call:
+    """Check all but addresses; see `mqa_logits`."""
     rows, heads, dim = _check_q("q", q, 3)
     keys = _check_keys(k, k_scale, dim, q.device)
     _check_weights(weights, rows, heads, q.device)
@@ -327,22 +400,21 @@ def mqa_logits(
         check_dtype(name, value, (torch.int32,))
         check_contiguous(name, value)
         check_same_device(name, value, q.device)
-    out = _result(out, rows, keys, q.device)
-    if out.numel() == 0:
-        return out
+    s_out = _check_result(out, (rows, keys), q.device)
+    if 0 in (rows, keys):
+        return _Call((rows, keys))
     config = force_config or PREFILL[device_table(q.device)[0]]
     padded, group = _group(heads, config.rows, config.columns)
-    pdl = supports_pdl(q.device)
-    extra: dict[str, Any] = {"launch_pdl": True} if pdl else {}
-    grid = math.ceil(keys / config.tile) * math.ceil(rows / config.rows)
-    prefill_kernel[(grid,)](
-        _e4m3(q), _e4m3(k), k_scale, weights, starts, ends, out,
-        rows, keys, heads, *q.stride()[:2], k.stride(0), weights.stride(0), out.stride(0),
-        D=dim, HB=padded, NJ=group, BM=config.rows, BN=config.tile,
-        Q_ALIGN=_alignment(q, 2), K_ALIGN=_alignment(k, 1), STAGES=config.stages, PDL=pdl,
-        num_warps=config.warps, **extra,
+    launch = Launch(
+        prefill_kernel,
+        (math.ceil(keys / config.tile) * math.ceil(rows / config.rows),),
+        (rows, keys, heads, *q.stride()[:2], k.stride(0), weights.stride(0), s_out),
+        {"D": dim, "HB": padded, "NJ": group, "BM": config.rows, "BN": config.tile,
+         "STAGES": config.stages},
+        pdl=supports_pdl(q.device),
+        num_warps=config.warps,
     )  # fmt: skip
-    return out
+    return _Call((rows, keys), launch, shared_step(q, 2), shared_step(k, 1))
 
 
 def _check_q(name: str, q: Tensor, ndim: int) -> tuple[int, ...]:
@@ -357,8 +429,7 @@ def _check_q(name: str, q: Tensor, ndim: int) -> tuple[int, ...]:
     return tuple(q.shape)
 
 
-def _check_cache(kv_cache: Tensor, dim: int, device: torch.device) -> Tensor:
-    """The cache as [blocks, block bytes' dims…] of e4m3, bytes in the interpreter."""
+def _check_cache(kv_cache: Tensor, dim: int, device: torch.device) -> None:
     name, width = "kv_cache", dim + 4
     check_dtype(name, kv_cache, (torch.uint8,))
     check_same_device(name, kv_cache, device)
@@ -366,12 +437,14 @@ def _check_cache(kv_cache: Tensor, dim: int, device: torch.device) -> Tensor:
     shape = tuple(kv_cache.shape[1:])
     require(shape in ((PAGE, width), (PAGE, 1, width)), name, f"shape {list(kv_cache.shape)}",
             allowed)  # fmt: skip
-    inner = kv_cache[:, :, 0] if kv_cache.ndim == 4 else kv_cache
-    require(inner.stride()[1:] == (width, 1), name, f"strides {kv_cache.stride()}",
-            "contiguous blocks")  # fmt: skip
-    aligned = kv_cache.data_ptr() % 4 == 0 and inner.stride(0) % 4 == 0
-    require(aligned, name, f"strides {kv_cache.stride()}", "blocks at multiples of 4 bytes")
-    return inner if INTERPRET else inner.view(torch.float8_e4m3fn)
+    _, row, *_, last = kv_cache.stride()
+    require((row, last) == (width, 1), name, f"strides {kv_cache.stride()}", "contiguous blocks")
+    _check_words(kv_cache, kv_cache.stride(0))
+
+
+def _check_words(kv_cache: Tensor, step: int) -> None:
+    if step % 4:
+        require(False, "kv_cache", f"strides {kv_cache.stride()}", "blocks at multiples of 4 bytes")
 
 
 def _check_keys(k: Tensor, k_scale: Tensor, dim: int, device: torch.device) -> int:
@@ -403,16 +476,18 @@ def _check_weights(weights: Tensor, rows: int, heads: int, device: torch.device)
     require(weights.stride(1) == 1, "weights", f"strides {weights.stride()}", "contiguous rows")
 
 
-def _result(out: Tensor | None, rows: int, columns: int, device: torch.device) -> Tensor:
+def _check_result(out: Tensor | None, shape: tuple[int, int], device: torch.device) -> int:
+    """The distance between rows."""
+    columns = shape[1]
     require(0 <= columns < 2**31, "max_context", str(columns), "0 to 2^31 - 1")
     if out is None:
-        return torch.empty(rows, columns, dtype=torch.float32, device=device)
-    check_shape("out", out, (rows, columns))
+        return columns
+    check_shape("out", out, shape)
     check_dtype("out", out, (torch.float32,))
     check_same_device("out", out, device)
     require(out.stride(1) == 1 or columns <= 1, "out", f"strides {out.stride()}",
             "contiguous rows")  # fmt: skip
-    return out
+    return out.stride(0)
 
 
 def _group(heads: int, tokens: int, columns: int) -> tuple[int, int]:
@@ -426,6 +501,6 @@ def _e4m3(value: Tensor) -> Tensor:
     return value.view(torch.uint8) if INTERPRET else value
 
 
-def _alignment(value: Tensor, dims: int) -> int:
-    """Bytes, at most 16, that the distances in the first `dims` dims are multiples of."""
-    return math.gcd(16, value.data_ptr(), *value.stride()[:dims])
+def _view(kv_cache: Tensor) -> View:
+    """As the kernel takes it: the first bytes of a block are e4m3."""
+    return View(kv_cache, torch.uint8 if INTERPRET else torch.float8_e4m3fn)

@@ -26,6 +26,7 @@ from glm5_kernel.ops.checks import (
     check_shape,
     require,
 )
+from glm5_kernel.ops.launch import Launch
 from glm5_kernel.ops.portable import LN2, LOG2E, narrow
 
 
@@ -80,50 +81,37 @@ def merge_kernel(
         tl.store(p_lse + i_row, tl.where(empty, float("-inf"), base + tl.log2(total) * LN2))
 
 
-def launch_merge(
-    parts: Tensor,
-    part_lses: Tensor,
-    out: Tensor,
-    lse: Tensor,
+def merge_launch(
+    rows: int,
+    dim: int,
     *,
     max_parts: int,
     strides: tuple[int, int, int, int],
     sharing: tuple[int, int, int],
     pdl: bool,
-) -> None:
-    """Merge the partial results of every row of `out`.
+) -> Launch:
+    """A launch that merges the partial results of every row.
+
+    It takes: partial outputs, of which row r of part p starts at element `r * strides[0] + p *
+    strides[1]`; their lses in float32, element `r * strides[2] + p * strides[3]`; out, [rows, dim]
+    contiguous; lse, [rows] float32, contiguous.
 
     Args:
-        parts: partial outputs; row r of part p starts at element `r * strides[0] + p * strides[1]`.
-        part_lses: float32; element `r * strides[2] + p * strides[3]`.
-        out: [..., D] contiguous, its leading dims are the rows.
-        lse: float32, one element per row, contiguous.
+        rows: of `out`, tokens times heads.
+        dim: of a row.
         max_parts: the most parts that a row has.
         strides: see above.
         sharing: heads, KV tiles per token and tiles per program (`configs.Plan`): token t
             (= row // heads) has as many parts as programs share its tiles.
         pdl: start while the kernel before this one still runs (capability 9.0 and newer).
     """
-    dim = out.shape[-1]
-    rows = out.numel() // dim
     padded = triton.next_power_of_2(max_parts)
     # Measured on an H200: two warps and 8192 values a program, in whole groups of 128.
     block = min(math.gcd(dim, 512), max(128, 8192 // padded))
-    extra = {"launch_pdl": True} if pdl else {}
-    merge_kernel[(rows, dim // block)](
-        parts,
-        part_lses,
-        out,
-        lse,
-        *sharing,
-        *strides,
-        D=dim,
-        BD=block,
-        BP=padded,
-        PDL=pdl,
-        num_warps=2,
-        **extra,
-    )
+    return Launch(
+        merge_kernel, (rows, dim // block), (*sharing, *strides),
+        {"D": dim, "BD": block, "BP": padded}, pdl=pdl, num_warps=2,
+    )  # fmt: skip
 
 
 def merge_partials(
@@ -166,10 +154,10 @@ def merge_partials(
     if tokens:
         rows = tokens * heads
         strides = (dim, rows * dim, 1, rows)
-        launch_merge(
-            outs, lses, out, lse, max_parts=n_parts, strides=strides, sharing=(1, n_parts, 1),
-            pdl=False,
-        )  # fmt: skip
+        merge = merge_launch(
+            rows, dim, max_parts=n_parts, strides=strides, sharing=(1, n_parts, 1), pdl=False
+        )
+        merge(outs, lses, out, lse)
     return out, lse
 
 

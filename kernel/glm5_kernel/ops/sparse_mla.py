@@ -8,23 +8,27 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from glm5_kernel.ops.checks import (
     INTERPRET,
+    check_aligned,
     check_contiguous,
     check_device,
     check_dtype,
     check_same_device,
     check_shape,
+    check_workspace,
     require,
 )
 from glm5_kernel.ops.configs import Device, Kv, Plan, architecture, plan
+from glm5_kernel.ops.forms import once_per_form
+from glm5_kernel.ops.launch import Launch, View, shared_step
 from glm5_kernel.ops.layouts import GROUP, Fp8Layout
-from glm5_kernel.ops.merge import check_result, launch_merge
+from glm5_kernel.ops.merge import check_result, merge_launch
 from glm5_kernel.ops.split import split_kernel
 
 LOG2E = 1.4426950408889634
@@ -78,39 +82,37 @@ def sparse_mla(
     Raises:
         ValueError: an argument has a shape, dtype, device or layout that is not allowed.
     """
-    q_latent, q_rope = _queries(q, latent_dim, rope_dim)
-    tokens, heads, _ = q_latent.shape
-    _check_kv(kv_cache, q_latent, latent_dim, rope_dim)
-    _check_indices(indices, tokens, q_latent.device, lengths, block_table, request_ids)
-    slots = kv_cache.shape[0] * kv_cache.shape[1]
-    require(block_table is None or slots < 2**31, "kv_cache", f"{slots} slots", "fewer than 2^31")
-    out = q_latent.new_empty(tokens, heads, latent_dim) if out is None else out
-    lse = q_latent.new_empty(tokens, heads, dtype=torch.float32) if lse is None else lse
-    check_result("out", out, (tokens, heads, latent_dim), q_latent.dtype, q_latent.device)
-    check_result("lse", lse, (tokens, heads), torch.float32, q_latent.device)
-    if tokens == 0:
+    call = _call(
+        q, kv_cache, indices, sm_scale, latent_dim, rope_dim, lengths, block_table, request_ids,
+        out, lse, workspace, deterministic, force_plan,
+    )  # fmt: skip
+    _check_words(kv_cache, kv_cache.data_ptr())
+    q_latent, q_rope = _halves(q, latent_dim)
+    out = q_latent.new_empty(*call.rows, latent_dim) if out is None else out
+    lse = q_latent.new_empty(call.rows, dtype=torch.float32) if lse is None else lse
+    if call.split is None:
         return out, lse
-    device = q_latent.device
-    arch, hardware = device_table(device)
-    chosen = force_plan or plan(
-        arch, _kind(kv_cache), tokens, heads, indices.shape[1], hardware,
-        deterministic=deterministic,
-    )  # fmt: skip
-    pdl = supports_pdl(device)
-    parts, part_lses = out, lse
-    if chosen.parts > 1:
-        parts, part_lses = _scratch(workspace, q_latent, latent_dim, chosen.parts)
-    _launch_split(
-        q_latent, q_rope, kv_cache, indices, sm_scale, lengths, block_table, request_ids,
-        parts, part_lses, chosen, latent_dim, rope_dim, pdl,
-    )  # fmt: skip
-    if chosen.parts > 1:
-        n = chosen.parts
-        strides = (n * latent_dim, latent_dim, n, 1)
-        launch_merge(
-            parts, part_lses, out, lse, max_parts=n, strides=strides,
-            sharing=(heads, chosen.units, chosen.share), pdl=pdl,
-        )  # fmt: skip
+    parts: Tensor | View = out
+    part_lses: Tensor | View = lse
+    if call.merge is not None:
+        parts, part_lses = _scratch(workspace, q_latent, *call.scratch)
+    q_align = math.gcd(call.q_step, q_latent.data_ptr(), q_rope.data_ptr())
+    kv_align = math.gcd(call.kv_step, kv_cache.data_ptr())
+    call.split(
+        q_latent,
+        q_rope,
+        kv_cache,
+        indices,
+        indices if lengths is None else lengths,
+        indices if block_table is None else block_table,
+        indices if request_ids is None else request_ids,
+        parts,
+        part_lses,
+        Q_ALIGN=max(1, q_align // q_latent.element_size()),
+        KV_ALIGN=max(1, kv_align // kv_cache.element_size()),
+    )
+    if call.merge is not None:
+        call.merge(parts, part_lses, out, lse)
     return out, lse
 
 
@@ -147,6 +149,80 @@ def supports_pdl(device: torch.device) -> bool:
     return not INTERPRET and torch.cuda.get_device_capability(device)[0] >= 9
 
 
+@dataclass(frozen=True)
+class _Call:
+    """What follows from the form of a call.
+
+    Attributes:
+        rows: tokens and heads.
+        split: nothing is launched without tokens.
+        merge: where several programs work on one token.
+        scratch: bytes of the partial outputs, and of these and their lses.
+        q_step, kv_step: bytes, at most 16, that the distances between rows are multiples of.
+    """
+
+    rows: tuple[int, int]
+    split: Launch | None = None
+    merge: Launch | None = None
+    scratch: tuple[int, int] = (0, 0)
+    q_step: int = 16
+    kv_step: int = 16
+
+
+@once_per_form
+def _call(
+    q: Tensor | tuple[Tensor, Tensor],
+    kv_cache: Tensor,
+    indices: Tensor,
+    sm_scale: float,
+    latent_dim: int,
+    rope_dim: int,
+    lengths: Tensor | None,
+    block_table: Tensor | None,
+    request_ids: Tensor | None,
+    out: Tensor | None,
+    lse: Tensor | None,
+    workspace: Tensor | None,
+    deterministic: bool,
+    force_plan: Plan | None,
+) -> _Call:
+    """Check all but addresses; see `sparse_mla`."""
+    q_latent, q_rope = _queries(q, latent_dim, rope_dim)
+    tokens, heads, _ = q_latent.shape
+    device = q_latent.device
+    _check_kv(kv_cache, q_latent, latent_dim, rope_dim)
+    _check_indices(indices, tokens, device, lengths, block_table, request_ids)
+    slots = kv_cache.shape[0] * kv_cache.shape[1]
+    require(block_table is None or slots < 2**31, "kv_cache", f"{slots} slots", "fewer than 2^31")
+    if out is not None:
+        check_result("out", out, (tokens, heads, latent_dim), q_latent.dtype, device)
+    if lse is not None:
+        check_result("lse", lse, (tokens, heads), torch.float32, device)
+    if tokens == 0:
+        return _Call((tokens, heads))
+    arch, hardware = device_table(device)
+    chosen = force_plan or plan(
+        arch, _kind(kv_cache), tokens, heads, indices.shape[1], hardware,
+        deterministic=deterministic,
+    )  # fmt: skip
+    pdl = supports_pdl(device)
+    needed = _partial_bytes(tokens, heads, chosen.parts, latent_dim)
+    if needed and workspace is not None:
+        check_workspace(workspace, needed, device)
+    return _Call(
+        (tokens, heads),
+        _split(q_latent, q_rope, kv_cache, indices, sm_scale, lengths, block_table, chosen, pdl),
+        _merge(tokens, heads, latent_dim, chosen, pdl),
+        (2 * tokens * heads * chosen.parts * latent_dim, needed),
+        math.gcd(shared_step(q_latent, 2), shared_step(q_rope, 2) if rope_dim else 16),
+        shared_step(kv_cache, 2),
+    )
+
+
+def _halves(q: Tensor | tuple[Tensor, Tensor], latent_dim: int) -> tuple[Tensor, Tensor]:
+    return (q[..., :latent_dim], q[..., latent_dim:]) if isinstance(q, Tensor) else q
+
+
 def _queries(
     q: Tensor | tuple[Tensor, Tensor], latent_dim: int, rope_dim: int
 ) -> tuple[Tensor, Tensor]:
@@ -158,9 +234,8 @@ def _queries(
     if isinstance(q, Tensor):
         require(q.ndim == 3, "q", f"{q.ndim} dims", "3: [T, H, dims]")
         check_shape("q", q, (*q.shape[:2], latent_dim + rope_dim))
-        latent, rope = q[..., :latent_dim], q[..., latent_dim:]
-    else:
-        latent, rope = q
+    latent, rope = _halves(q, latent_dim)
+    if not isinstance(q, Tensor):
         require(latent.ndim == 3, "q", f"{latent.ndim} dims", "3: [T, H, dims]")
         check_shape("q (latent)", latent, (*latent.shape[:2], latent_dim))
         check_shape("q (rope)", rope, (*latent.shape[:2], rope_dim))
@@ -185,12 +260,16 @@ def _check_kv(kv_cache: Tensor, q: Tensor, latent_dim: int, rope_dim: int) -> No
     if kv_cache.dtype == torch.uint8:
         least = Fp8Layout(latent_dim, rope_dim).row_bytes
         require(row >= least, name, f"rows of {row} bytes", f"at least {least}")
-        steps = (kv_cache.data_ptr(), *kv_cache.stride()[:2])
-        require(all(s % 4 == 0 for s in steps), name, f"strides {kv_cache.stride()}",
-                "rows at multiples of 4 bytes")  # fmt: skip
+        _check_words(kv_cache, *kv_cache.stride()[:2])
     else:
         dims = latent_dim + rope_dim
         require(row == dims, name, f"rows of {row}", f"{dims} (latent_dim + rope_dim)")
+
+
+def _check_words(kv_cache: Tensor, *steps: int) -> None:
+    """An fp8 cache is read in words."""
+    if kv_cache.dtype == torch.uint8 and any(step % 4 for step in steps):
+        require(False, "kv_cache", f"strides {kv_cache.stride()}", "rows at multiples of 4 bytes")
 
 
 def _check_indices(
@@ -243,35 +322,15 @@ def _partial_bytes(tokens: int, heads: int, parts: int, latent_dim: int) -> int:
     return tokens * heads * parts * (2 * latent_dim + 4) if parts > 1 else 0
 
 
-def _scratch(
-    workspace: Tensor | None, q: Tensor, latent_dim: int, parts: int
-) -> tuple[Tensor, Tensor]:
+def _scratch(workspace: Tensor | None, q: Tensor, outs: int, needed: int) -> tuple[View, View]:
     """Partial outputs [T, H, parts, latent_dim] in q's dtype and lses [T, H, parts] float32."""
-    tokens, heads, _ = q.shape
-    needed = _partial_bytes(tokens, heads, parts, latent_dim)
     if workspace is None:
         workspace = torch.empty(needed, dtype=torch.uint8, device=q.device)
-    check_dtype("workspace", workspace, (torch.uint8,))
-    check_contiguous("workspace", workspace)
-    check_same_device("workspace", workspace, q.device)
-    require(workspace.numel() >= needed, "workspace", f"{workspace.numel()} bytes",
-            f"at least {needed}")  # fmt: skip
-    require(workspace.data_ptr() % 16 == 0, "workspace", "an unaligned address", "16-byte aligned")
-    size = tokens * heads * parts
-    outs = workspace[: 2 * size * latent_dim].view(q.dtype)
-    lses = workspace[2 * size * latent_dim : needed].view(torch.float32)
-    return outs, lses
+    check_aligned("workspace", workspace)
+    return View(workspace, q.dtype, 0, outs), View(workspace, torch.float32, outs, needed)
 
 
-def _alignment(tensor: Tensor) -> int:
-    """Elements that every row's distance from the tensor's start is a multiple of, at most 16 B."""
-    bytes_ = math.gcd(
-        16, tensor.data_ptr(), *(s * tensor.element_size() for s in tensor.stride()[:-1])
-    )
-    return max(1, bytes_ // tensor.element_size())
-
-
-def _launch_split(
+def _split(
     q_latent: Tensor,
     q_rope: Tensor,
     kv_cache: Tensor,
@@ -279,35 +338,17 @@ def _launch_split(
     sm_scale: float,
     lengths: Tensor | None,
     block_table: Tensor | None,
-    request_ids: Tensor | None,
-    parts: Tensor,
-    part_lses: Tensor,
     chosen: Plan,
-    latent_dim: int,
-    rope_dim: int,
     pdl: bool,
-) -> None:
-    tokens, heads, _ = q_latent.shape
+) -> Launch:
+    tokens, heads, latent_dim = q_latent.shape
     blocks, block_size, _ = kv_cache.shape
     config = chosen.config
-    local = block_table is not None
-    flat = kv_cache.stride(0) == block_size * kv_cache.stride(1)
     table = indices if block_table is None else block_table
-    extra: dict[str, Any] = {"launch_pdl": True} if pdl else {}
-    split_kernel[(chosen.programs(tokens) * math.ceil(heads / config.heads),)](
-        q_latent,
-        q_rope,
-        kv_cache,
-        indices,
-        indices if lengths is None else lengths,
-        table,
-        indices if request_ids is None else request_ids,
-        parts,
-        part_lses,
+    scalars = (
         sm_scale * LOG2E,
         min(blocks * block_size, 2**31 - 1),
-        table.shape[0],
-        table.shape[1],
+        *table.shape,
         indices.shape[1],
         heads,
         chosen.units,
@@ -319,23 +360,38 @@ def _launch_split(
         *kv_cache.stride()[:2],
         indices.stride(0),
         table.stride(0),
-        D=latent_dim,
-        R=rope_dim,
-        HB=config.heads,
-        BN=config.tile,
-        BLOCK=block_size,
-        FLAT=flat,
-        FP8=kv_cache.dtype == torch.uint8,
-        NATIVE=_has_fp8_conversion(q_latent.device),
-        USE_TABLE=local,
-        USE_LENGTH=lengths is not None,
-        Q_ALIGN=min(_alignment(q_latent), _alignment(q_rope) if rope_dim else 16),
-        KV_ALIGN=_alignment(kv_cache),
-        SPAN=chosen.spans,
-        PDL=pdl,
-        num_warps=config.warps,
+    )
+    constants = {
+        "D": latent_dim,
+        "R": q_rope.shape[-1],
+        "HB": config.heads,
+        "BN": config.tile,
+        "BLOCK": block_size,
+        "FLAT": kv_cache.stride(0) == block_size * kv_cache.stride(1),
+        "FP8": kv_cache.dtype == torch.uint8,
+        "NATIVE": _has_fp8_conversion(q_latent.device),
+        "USE_TABLE": block_table is not None,
+        "USE_LENGTH": lengths is not None,
+        "SPAN": chosen.spans,
+    }
+    grid = (chosen.programs(tokens) * math.ceil(heads / config.heads),)
+    return Launch(
+        split_kernel, grid, scalars, constants, pdl=pdl, num_warps=config.warps,
         num_stages=config.stages,
-        **extra,
+    )  # fmt: skip
+
+
+def _merge(tokens: int, heads: int, latent_dim: int, chosen: Plan, pdl: bool) -> Launch | None:
+    parts = chosen.parts
+    if parts == 1:
+        return None
+    return merge_launch(
+        tokens * heads,
+        latent_dim,
+        max_parts=parts,
+        strides=(parts * latent_dim, latent_dim, parts, 1),
+        sharing=(heads, chosen.units, chosen.share),
+        pdl=pdl,
     )
 
 

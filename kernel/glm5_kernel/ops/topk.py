@@ -5,20 +5,24 @@ Arguments, checks and the launch; `topk_kernel` holds the kernel, `indexer_confi
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from glm5_kernel.ops.checks import (
+    check_aligned,
     check_contiguous,
     check_device,
     check_dtype,
     check_same_device,
     check_shape,
+    check_workspace,
     require,
 )
+from glm5_kernel.ops.forms import once_per_form
 from glm5_kernel.ops.indexer_configs import TOPK, TopkConfig, TopkPlan, topk_lists, topk_plan
+from glm5_kernel.ops.launch import Launch, View
 from glm5_kernel.ops.sparse_mla import device_table, supports_pdl
 from glm5_kernel.ops.topk_kernel import topk_kernel
 
@@ -67,51 +71,78 @@ def topk_indices(
     Raises:
         ValueError: an argument has a shape, dtype, device or layout that is not allowed.
     """
+    call = _call(logits, k, starts, ends, out, workspace, force_plan)
+    if out is None:
+        out = torch.empty(call.rows, k, dtype=torch.int32, device=logits.device)
+    if call.launch is None:
+        return out
+    first = ends if starts is None else starts
+    call.launch(logits, first, ends, out, *_space(workspace, call, logits.device))
+    return out
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What follows from the form of a call.
+
+    Attributes:
+        rows: of the result.
+        launch: nothing is launched without rows.
+        ends: where the counters, the lists' values and their indices end in the workspace, in
+            bytes.
+    """
+
+    rows: int
+    launch: Launch | None = None
+    ends: tuple[int, int, int] = (0, 0, 0)
+
+
+@once_per_form
+def _call(
+    logits: Tensor,
+    k: int,
+    starts: Tensor | None,
+    ends: Tensor,
+    out: Tensor | None,
+    workspace: Tensor | None,
+    force_plan: TopkPlan | None,
+) -> _Call:
+    """Check all but addresses; see `topk_indices`."""
     rows, columns = _check_logits(logits, k)
     next_n, steps, last_only = _check_ranges(logits, starts, ends)
-    if out is None:
-        out = torch.empty(rows, k, dtype=torch.int32, device=logits.device)
-    _check_out(out, rows, k, logits.device)
+    device = logits.device
+    if out is not None:
+        _check_out(out, rows, k, device)
     if rows == 0:
-        return out
-    arch, hardware = device_table(logits.device)
+        return _Call(rows)
+    arch, hardware = device_table(device)
     chosen = force_plan or topk_plan(arch, rows, columns, hardware.processors)
-    space = _space(workspace, chosen, rows, logits.device)
     config = chosen.config
-    pdl = supports_pdl(logits.device)
-    extra: dict[str, Any] = {"launch_pdl": True} if pdl else {}
-    counters, values, indices = space
-    topk_kernel[(chosen.programs(rows),)](
-        logits,
-        ends if starts is None else starts,
-        ends,
-        out,
-        counters,
-        values,
-        indices,
-        rows,
-        columns,
-        next_n,
-        k,
-        chosen.parts,
-        logits.stride(0),
-        out.stride(0),
-        *steps,
+    first = config.counter_bytes
+    last = _bytes(config, rows if chosen.split else chosen.parts)
+    if workspace is not None:
+        check_workspace(workspace, last, device)
+    s_out = k if out is None else out.stride(0)
+    scalars = (
+        rows, columns, next_n, k, chosen.parts, logits.stride(0), s_out, *steps,
         config.list + config.room,
-        KB=1 << (k - 1).bit_length(),
-        SAMPLE=config.sample(columns),
-        ROOM=config.room,
-        LIST=config.list,
-        TILE=config.tile,
-        WARPS=config.warps,
-        SPLIT=chosen.split,
-        USE_START=starts is not None,
-        LAST_ONLY=last_only,
-        PDL=pdl,
+    )  # fmt: skip
+    constants = {
+        "KB": 1 << (k - 1).bit_length(),
+        "SAMPLE": config.sample(columns),
+        "ROOM": config.room,
+        "LIST": config.list,
+        "TILE": config.tile,
+        "WARPS": config.warps,
+        "SPLIT": chosen.split,
+        "USE_START": starts is not None,
+        "LAST_ONLY": last_only,
+    }
+    launch = Launch(
+        topk_kernel, (chosen.programs(rows),), scalars, constants, pdl=supports_pdl(device),
         num_warps=config.warps,
-        **extra,
-    )
-    return out
+    )  # fmt: skip
+    return _Call(rows, launch, (first, (first + last) // 2, last))
 
 
 def unscored(rows: int, columns: int, device: torch.device) -> Tensor:
@@ -120,7 +151,7 @@ def unscored(rows: int, columns: int, device: torch.device) -> Tensor:
     Returns:
         [rows, columns] float32, undefined; all rows are the same memory.
     """
-    return torch.empty(columns, dtype=torch.float32, device=device).expand(rows, columns)
+    return torch.empty_strided((rows, columns), (0, 1), dtype=torch.float32, device=device)
 
 
 def workspace_bytes(max_rows: int, *, device: torch.device | str = "cuda") -> int:
@@ -175,23 +206,15 @@ def _check_out(out: Tensor, rows: int, k: int, device: torch.device) -> None:
     require(out.stride(1) == 1 or k == 1, "out", f"strides {out.stride()}", "contiguous rows")
 
 
-def _space(
-    workspace: Tensor | None, chosen: TopkPlan, rows: int, device: torch.device
-) -> tuple[Tensor, Tensor, Tensor]:
+def _space(workspace: Tensor | None, call: _Call, device: torch.device) -> tuple[View, View, View]:
     """Counters, and the lists' values and indices."""
-    config = chosen.config
-    lists = rows if chosen.split else chosen.parts
-    needed = _bytes(config, lists)
+    first, second, last = call.ends
     if workspace is None:
-        workspace = torch.empty(needed, dtype=torch.uint8, device=device)
-        workspace[: config.counter_bytes].zero_()
-    check_dtype("workspace", workspace, (torch.uint8,))
-    check_contiguous("workspace", workspace)
-    check_same_device("workspace", workspace, device)
-    require(workspace.numel() >= needed, "workspace", f"{workspace.numel()} bytes",
-            f"at least {needed}")  # fmt: skip
-    require(workspace.data_ptr() % 16 == 0, "workspace", "an unaligned address", "16-byte aligned")
-    first, size = config.counter_bytes, lists * (config.list + config.room) * 4
-    counters = workspace[:first]
-    values, indices = workspace[first : first + size], workspace[first + size : needed]
-    return counters.view(torch.int32), values.view(torch.float32), indices.view(torch.int32)
+        workspace = torch.empty(last, dtype=torch.uint8, device=device)
+        workspace[:first].zero_()
+    check_aligned("workspace", workspace)
+    return (
+        View(workspace, torch.int32, 0, first),
+        View(workspace, torch.float32, first, second),
+        View(workspace, torch.int32, second, last),
+    )
