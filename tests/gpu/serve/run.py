@@ -45,7 +45,7 @@ OURS = {"split_kernel", "merge_kernel", "paged_kernel", "prefill_kernel", "topk_
 NOTES = re.compile(r"Mean acceptance length: [\d.]+.*?(?=, Per-position|$)", re.MULTILINE)
 STAGGER = 0.3  # seconds between starts
 MEASURED = ("throughput", "profile")
-FOR_PROFILE = 150  # seconds that are left to the profile where both are asked for
+FOR_PROFILE = 5  # seconds that are left to the profile of a server under a load
 
 
 @dataclass
@@ -315,7 +315,8 @@ def bench(session: Session) -> None:
     targets.write_text(
         json.dumps({"model": str(session.work / "deep"), "layers": model.DEEP, "servers": urls})
     )
-    left = session.end - time.monotonic() - 10 - (0 if session.traces is None else FOR_PROFILE)
+    profiles_of = 0 if session.traces is None else len(urls) * len(to_profile(session))
+    left = session.end - time.monotonic() - 10 - FOR_PROFILE * profiles_of
     command = [sys.executable, str(HERE / "throughput.py"), str(targets)]
     command += [str(session.out / "throughput.json"), str(left), *session.loads]
     env = servers.environment(dict(os.environ), session.paths[1:], session.work / "cache")
@@ -338,6 +339,15 @@ def bench(session: Session) -> None:
         session.keep_log(server, lines)
 
 
+def to_profile(session: Session) -> list[tuple[int, profiles.Load]]:
+    """Loads of the profile, by number, that are among those asked for."""
+    return [
+        (number, load)
+        for number, load in enumerate(profiles.LOADS)
+        if not session.loads or f"{load.concurrency}x{load.prompt_tokens}" in session.loads
+    ]
+
+
 def profile(session: Session) -> None:
     """Measure the kernels of each server that is up: every server under a load, then the next load.
 
@@ -351,9 +361,7 @@ def profile(session: Session) -> None:
         ThreadPoolExecutor(len(session.urls) or 1) as pool,
     ):
         alive = dict(session.urls)
-        for number, load in enumerate(profiles.LOADS):
-            if session.loads and f"{load.concurrency}x{load.prompt_tokens}" not in session.loads:
-                continue
+        for number, load in to_profile(session):
             for name, url in list(alive.items()):
                 left = session.end - time.monotonic()
                 if left < profiles.LEAST:
