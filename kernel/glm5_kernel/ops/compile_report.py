@@ -62,6 +62,7 @@ def cases(arch: str) -> list[Case]:
     for kv, table in TABLES[arch].items():
         for row in table.rows:
             found[Case(arch, kv, row.config)] = None
+            found[Case(arch, kv, row.config, block_table=True)] = None
         for spans in (False, True):
             found[Case(arch, kv, table.general, spans)] = None
             found[Case(arch, kv, table.general, spans, block_table=True)] = None
