@@ -7,7 +7,14 @@ from concurrent.futures import Future
 
 import pytest
 from glm5_kernel.ops.compile_report import Case, Resources, cases, compile_case
-from glm5_kernel.ops.configs import SHARED_LIMIT, TABLES, TWO_WARPS
+from glm5_kernel.ops.configs import (
+    SHARED,
+    SHARED_LIMIT,
+    TABLES,
+    TWO_WARPS,
+    Device,
+    Load,
+)
 
 from tests.kernel.compiling import compiled
 
@@ -15,7 +22,7 @@ OLDER = ("sm80", "sm86", "sm89", "sm100")
 
 
 def chosen_cases() -> list[Case]:
-    """All forms for SM120; elsewhere each configuration, in the form that needs most."""
+    """All forms for SM120; elsewhere each configuration as a server calls it, and spanning."""
     found = cases("sm120")
     for arch in sorted(TABLES.keys() - {"sm120"}):
         found += [c for c in cases(arch) if c.block_table]
@@ -61,6 +68,7 @@ def test_fits_and_does_not_spill(case: Case, resources: dict[Case, Future[Resour
     needs = resources[case].result()
     assert needs.stack_bytes <= (48 if case.config == TWO_WARPS else 8)
     assert needs.shared_bytes <= SHARED_LIMIT[case.arch]
-    assert needs.resident >= 1
-    # The table counts on this figure for how many programs fit.
+    # Plans count on these figures for how many programs fit.
     assert needs.shared_bytes == case.config.shared
+    device = Device(1, SHARED[case.arch])
+    assert needs.resident >= Load(1, 1, 1, device).resident(case.config)

@@ -171,6 +171,21 @@ def test_what_is_out_of_range_is_no_token(local: bool) -> None:
     assert_close(call.run(), wanted, torch.bfloat16)
 
 
+@pytest.mark.parametrize("gap", [0, 3])
+@pytest.mark.parametrize("fp8", [False, True])
+def test_blocks_that_the_pool_lacks_are_no_tokens(fp8: bool, gap: int) -> None:
+    """Times the block size, 2^28 and its double would be slot 0 again in 32 bits."""
+    shape = Shape(fp8=fp8, blocks=5, block_size=48, block_gap=gap, local=True)
+    call = random_call(shape)
+    known = call.options["block_table"]
+    wanted = call.reference()
+    lacking = [-1, 5, 2**28, 2**29, 2**31 - 1, -(2**31), -(2**28)]
+    more = torch.tensor(lacking, dtype=torch.int32, device=DEVICE).expand(known.shape[0], -1)
+    call.options["block_table"] = torch.cat([known, more], dim=1).contiguous()
+    call.indices = torch.cat([call.indices, random_int(48, 48 * 8, (3, 60))], dim=1).contiguous()
+    assert_close(call.run(), wanted, torch.bfloat16)
+
+
 def test_an_unknown_request_has_no_tokens() -> None:
     call = random_call(Shape(local=True))
     call.options["request_ids"][1] = 99
@@ -180,11 +195,13 @@ def test_an_unknown_request_has_no_tokens() -> None:
     assert bool(torch.isneginf(lse[1:]).all())
 
 
-def test_lengths_out_of_range_are_clamped() -> None:
-    call = random_call(Shape(masked=0.0))
-    whole = call.run()
-    call.options["lengths"] = torch.tensor([-5, 10**6, 70], dtype=torch.int32, device=DEVICE)
-    out, lse = call.run()
+@pytest.mark.parametrize("plan", [None, Plan.split(replace(NARROW, tile=16), 170, 2)])
+def test_lengths_out_of_range_are_clamped(plan: Plan | None) -> None:
+    """Also where they decide what a program's share is."""
+    call = random_call(Shape(topk=170, masked=0.0))
+    whole = call.run(force_plan=plan)
+    call.options["lengths"] = torch.tensor([-5, 10**6, 170], dtype=torch.int32, device=DEVICE)
+    out, lse = call.run(force_plan=plan)
     assert bool(torch.isneginf(lse[0]).all())
     assert torch.equal(out[1:], whole[0][1:])
 
@@ -198,11 +215,13 @@ def test_lse_is_a_natural_logarithm() -> None:
 
 
 @pytest.mark.parametrize("fp8", [False, True])
-def test_deterministic_rows_do_not_depend_on_the_batch(fp8: bool) -> None:
-    call = random_call(Shape(tokens=5, topk=300, fp8=fp8, lengths=True))
+@pytest.mark.parametrize(("tokens", "topk"), [(5, 300), (2, 1100)])
+def test_deterministic_rows_do_not_depend_on_the_batch(tokens: int, topk: int, fp8: bool) -> None:
+    """From five tiles a program on, as with the wider one, shares follow the lengths."""
+    call = random_call(Shape(tokens=tokens, topk=topk, fp8=fp8, lengths=True))
     out, lse = call.run(deterministic=True)
     lengths = call.options["lengths"]
-    for t in (0, 3):
+    for t in (0, tokens - 1):
         alone = sparse_mla(
             call.q[t : t + 1],
             call.kv_cache,

@@ -13,6 +13,7 @@ from glm5_kernel.indexer import choice, layer, op
 from glm5_kernel.ops.indexer_reference import scores_reference, unpack_cache
 from torch import Tensor
 from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.forward_context import ForwardContext
 from vllm.model_executor.layers.sparse_attn_indexer import SparseAttnIndexer
 from vllm.v1.attention.backends.mla import indexer as stock_metadata
 from vllm.v1.kv_cache_interface import MLAAttentionSpec
@@ -70,7 +71,7 @@ class Case:
         self,
         metadata: Any,  # noqa: ANN401
         monkeypatch: pytest.MonkeyPatch,
-        context: SimpleNamespace | None = None,
+        context: ForwardContext | None = None,
     ) -> None:
         """Through the layer that vLLM builds, as its models call it; in a step of its own."""
         with set_current_vllm_config(VllmConfig()):
@@ -78,7 +79,7 @@ class Case:
             indexer = SparseAttnIndexer(
                 k_cache, DIMS, "ue8m0", TOPK, DIMS, MAX_MODEL_LEN, 40 * MAX_MODEL_LEN, self.buffer
             )
-        context = context or SimpleNamespace()
+        context = context or ForwardContext({}, {}, {})
         context.attn_metadata = {PREFIX: metadata}
         monkeypatch.setattr(api, "get_forward_context", lambda: context)
         hidden = torch.empty(self.q.shape[0], 8)
@@ -185,12 +186,12 @@ def test_requests_no_longer_than_the_top_k_are_not_scored(
 def test_a_step_chooses_whole_pasts_once_for_all_its_layers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    batch, step = Batch((Request(1, 5), Request(1, 20), Request(7))), SimpleNamespace()
+    batch, step = Batch((Request(1, 5), Request(1, 20), Request(7))), ForwardContext({}, {}, {})
     case, metadata = Case(batch, padding=2), built(batch, 0)
     case.run(metadata, monkeypatch, step)
     case.check()
 
-    def left(metadata: Any, step: SimpleNamespace) -> bool:  # noqa: ANN401
+    def left(metadata: Any, step: ForwardContext) -> bool:  # noqa: ANN401
         """Whether another layer leaves the buffer as it is."""
         case.buffer[0, 0] = 55
         case.run(metadata, monkeypatch, step)
@@ -200,7 +201,7 @@ def test_a_step_chooses_whole_pasts_once_for_all_its_layers(
 
     assert left(metadata, step)
     # Another step, the other half of a batch, and a layer that scored in between.
-    assert not left(metadata, SimpleNamespace())
+    assert not left(metadata, ForwardContext({}, {}, {}))
     assert not left(metadata, step)
     assert not left(built(batch, 0), step)
     longer = Batch((Request(1, TOPK), Request(1, 3)))
