@@ -7,7 +7,16 @@ from dataclasses import replace
 
 import pytest
 import torch
-from glm5_kernel.ops.configs import DEEP, MANY_HEADS, NARROW, NARROW_FP8, WIDE, Config, Plan
+from glm5_kernel.ops.configs import (
+    MANY_HEADS,
+    NARROW,
+    NARROW_FP8,
+    TWO_WARPS,
+    TWO_WARPS_FP8,
+    WIDE,
+    Config,
+    Plan,
+)
 from glm5_kernel.ops.layouts import Fp8Layout
 from glm5_kernel.ops.sparse_mla import sparse_mla, workspace_bytes
 
@@ -66,7 +75,8 @@ def test_masks(masked: float, fp8: bool) -> None:
 
 
 PLANS: list[tuple[Config, bool]] = [
-    (NARROW, False), (WIDE, False), (DEEP, False), (MANY_HEADS, False), (NARROW_FP8, True),
+    (NARROW, False), (WIDE, False), (TWO_WARPS, False), (MANY_HEADS, False), (NARROW_FP8, True),
+    (TWO_WARPS_FP8, True),
 ]  # fmt: skip
 
 

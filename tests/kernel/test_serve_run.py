@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.gpu.serve import cases, model, results, run
+from tests.gpu.serve import cases, model, page, results, run
 
 FAKE = Path(__file__).parents[1] / "fakes" / "completions_server.py"
 BENCHMARK = """
@@ -136,3 +136,22 @@ def test_measurements_of_two_runs_are_not_compared() -> None:
     now = [row("ours", 1000, 24, 2.0)]
     assert results.measured(before, now) == [before[1], now[0]]
     assert results.measured(before, []) == before
+
+
+def test_loads_measured_again_stand_beside_the_rest_until_all_servers_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "KEPT", tmp_path / "kept")
+    (tmp_path / "kept").mkdir()
+    found = {"rounds": [300.0, 310.0], "tokens_per_s": 305.0, "ttft_ms": 70.0}
+    rows = [row(name, 1000, 24, 1.0) | found for name in ("flashattn-bf16", "ours-bf16")]
+    (tmp_path / "throughput.json").write_text(json.dumps(rows))
+    (tmp_path / "commit").write_text("0123456789ab\n")
+    results.again(tmp_path)
+    said = page.again_section(results.document())
+    assert "`01234567`" in said
+    assert "| 1 × 1,000 | 305 | 305 (1.00, 1.00–1.00) |" in said
+    whole = [row(name, 1000, 24, 1.0) for name in cases.THROUGHPUT]
+    (tmp_path / "throughput.json").write_text(json.dumps(whole))
+    results.merge(tmp_path)
+    assert page.again_section(results.document()) == ""

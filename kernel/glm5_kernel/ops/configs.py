@@ -121,7 +121,6 @@ ALWAYS = math.inf
 
 NARROW = Config(heads=16, tile=32, warps=4, stages=3, shared=93_184)
 WIDE = Config(heads=16, tile=64, warps=4, stages=2, shared=94_208)
-DEEP = Config(heads=16, tile=64, warps=4, stages=3, shared=167_936)
 MANY_HEADS = Config(heads=32, tile=64, warps=8, stages=3, shared=188_416)
 # Half of the warps read every query half as often from shared memory, which is what limits a
 # prefill whose KV lies in the second-level cache.
@@ -142,15 +141,14 @@ TABLES: dict[str, dict[Kv, Table]] = {
             (
                 Row(SMALL, NARROW),
                 Row(1.0, MANY_HEADS, least_heads=32),
-                Row(0.25, DEEP),
-                Row(1.0, NARROW),
+                Row(0.6, NARROW),
                 Row(ALWAYS, TWO_WARPS),
             ),
             general=replace(NARROW, cost=1.4),
             span_cost=1.35,
         ),
         "fp8": Table(
-            (Row(0.25, NARROW_FP8), Row(ALWAYS, TWO_WARPS_FP8)),
+            (Row(0.2, NARROW_FP8), Row(ALWAYS, TWO_WARPS_FP8)),
             general=replace(NARROW_FP8, cost=1.15),
             span_cost=1.2,
         ),

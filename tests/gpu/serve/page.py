@@ -72,7 +72,7 @@ the best stock backend with the same cache: the median of the rounds, and the le
 Median time to the first token, ms:
 
 {latency}
-
+{again}
 ## Kernels
 
 By vLLM's torch profiler, µs for each step of the engine that runs the model: the time in which the
@@ -232,6 +232,21 @@ def shares(found: dict[str, Row], name: str) -> list[float]:
     return [a / b for a, b in zip(found[name]["rounds"], best["rounds"], strict=False)]
 
 
+def again_section(document: Row) -> str:
+    """Loads that were measured once more, with later sources and fewer servers."""
+    rows = document.get("again", [])
+    if not rows:
+        return ""
+    commits = ", ".join(dict.fromkeys(f"`{row['commit'][:8]}`" for row in rows))
+    found = {"throughput": rows}
+    return (
+        f"\n### Some loads again\n\nWith later sources ({commits}), in a run of their own beside "
+        f"the best stock backend.\n{rounds_note(rows)} Tokens a second:\n\n"
+        f"{loads_table(found, 'tokens_per_s', True)}\n\nMedian time to the first token, ms:\n\n"
+        f"{loads_table(found, 'ttft_ms', False)}\n"
+    )
+
+
 def loads_table(document: Row, key: str, share: bool) -> str:
     """A row for each load, a column for each server."""
     loads = by_load(document["throughput"])
@@ -322,5 +337,6 @@ def text(document: Row) -> str:
         throughput=loads_table(document, "tokens_per_s", True),
         latency=loads_table(document, "ttft_ms", False),
         rounds=rounds_note(document["throughput"]),
+        again=again_section(document),
         kernels=kernels_table(document.get("profile", [])),
     )

@@ -2,6 +2,7 @@
 """Keep what a GPU run gathered, compare it, and write the results and their page.
 
     python tests/gpu/serve/results.py merge DIR     # DIR: the run's --out
+    python tests/gpu/serve/results.py again DIR     # loads that fewer servers were measured under
     python tests/gpu/serve/results.py write         # compare again, from what is kept
 
 Answers are kept in build/serve (not in git: they are large); benchmarks/results/serve-h200.json
@@ -51,6 +52,21 @@ def merge(folder: Path) -> None:
         if (folder / f"{name}.json").is_file():
             rows = measured(rows_of(KEPT / f"{name}.json"), rows_of(folder / f"{name}.json"))
             (KEPT / f"{name}.json").write_text(json.dumps(rows))
+    if len({row["impl"] for row in rows_of(folder / "throughput.json")}) == len(cases.THROUGHPUT):
+        (KEPT / "again.json").unlink(missing_ok=True)
+
+
+def again(folder: Path) -> None:
+    """Keep a run's throughput beside what is kept, until all servers are measured under all loads.
+
+    `merge` would leave these loads with the servers of this run alone.
+    """
+    about = {
+        "commit": text_of(folder / "commit").strip(),
+        "command": read(folder / "about.json").get("command", ""),
+    }
+    rows = [about | row for row in rows_of(folder / "throughput.json")]
+    (KEPT / "again.json").write_text(json.dumps(rows))
 
 
 def text_of(path: Path) -> str:
@@ -99,6 +115,7 @@ def document() -> Document:
         "judged": parity.judged(found),
         "throughput": rows_of(KEPT / "throughput.json"),
         "profile": rows_of(KEPT / "profile.json"),
+        "again": rows_of(KEPT / "again.json"),
     }
 
 
@@ -131,10 +148,12 @@ def write() -> None:
 
 
 def main(what: str, *given: str) -> None:
-    if what not in ("merge", "write"):
+    if what not in ("merge", "again", "write"):
         raise SystemExit(__doc__)
     if what == "merge":
         merge(Path(given[0]))
+    if what == "again":
+        again(Path(given[0]))
     write()
 
 
