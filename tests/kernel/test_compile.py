@@ -64,9 +64,9 @@ def resources(request: pytest.FixtureRequest) -> Iterator[dict[Case, Future[Reso
     ids=name,
 )
 def test_fits_and_does_not_spill(case: Case, resources: dict[Case, Future[Resources]]) -> None:
-    """Two registers, outside of the loop, at most; four are read in the loop of the quickest."""
+    """But for four registers of the quickest configuration, outside of its loop."""
     needs = resources[case].result()
-    assert needs.stack_bytes <= (48 if case.config == TWO_WARPS else 8)
+    assert needs.stack_bytes <= (16 if case.config == TWO_WARPS else 0)
     assert needs.shared_bytes <= SHARED_LIMIT[case.arch]
     # Plans count on these figures for how many programs fit.
     assert needs.shared_bytes == case.config.shared

@@ -25,9 +25,6 @@ from triton.language.extra.cuda import gdc_wait
 
 from glm5_kernel.ops.portable import IN_INTERPRETER, LN2, dot, narrow
 
-FEW = tl.constexpr(4)
-"""KV tiles of a program up to which its share is not cut to the token's length."""
-
 # Two words of four e4m3 values each, of neighbouring KV slots (or neighbouring words of a slot).
 # Byte j of both becomes one register of two fp16: what a matrix instruction's operand holds.
 WIDEN_NATIVE = tl.constexpr("""
@@ -151,6 +148,14 @@ INTEGERS = [
 
 
 @triton.jit
+def _length(p_length, i_t, topk, USE_LENGTH: tl.constexpr):
+    """How many of a token's indices count."""
+    if USE_LENGTH:
+        return tl.minimum(tl.maximum(tl.load(p_length + i_t), 0), topk)
+    return topk
+
+
+@triton.jit
 def _attend(
     i_t,
     i_h,
@@ -161,7 +166,7 @@ def _attend(
     p_q_rope,
     p_kv,
     p_index,
-    p_length,
+    length,
     p_table,
     p_request,
     p_out,
@@ -170,7 +175,6 @@ def _attend(
     n_slots,
     n_requests,
     n_pages,
-    topk,
     n_heads,
     n_parts,
     s_q_token,
@@ -190,7 +194,6 @@ def _attend(
     FP8: tl.constexpr,
     NATIVE: tl.constexpr,
     USE_TABLE: tl.constexpr,
-    USE_LENGTH: tl.constexpr,
     Q_ALIGN: tl.constexpr,
     KV_ALIGN: tl.constexpr,
 ):
@@ -205,9 +208,6 @@ def _attend(
     m_h = o_h < n_heads
 
     # The KV slots: [start, end) of the token's list.
-    length = topk
-    if USE_LENGTH:
-        length = tl.minimum(tl.maximum(tl.load(p_length + i_t), 0), topk)
     start = first * BN
     end = tl.minimum(last * BN, length)
     p_row = p_index + i_t * s_index
@@ -422,30 +422,30 @@ def split_kernel(
             last = tl.minimum(first + stop - unit, n_units)
             unit += last - first
             i_part = i_p - (i_t * n_units) // share
+            length = _length(p_length, i_t, topk, USE_LENGTH)
             # fmt: off
             _attend(
                 i_t.to(tl.int64), i_h, i_part, first, last,
-                p_q, p_q_rope, p_kv, p_index, p_length, p_table, p_request, p_out, p_lse,
-                sm_scale_log2, n_slots, n_requests, n_pages, topk, n_heads, n_parts, s_q_token,
+                p_q, p_q_rope, p_kv, p_index, length, p_table, p_request, p_out, p_lse,
+                sm_scale_log2, n_slots, n_requests, n_pages, n_heads, n_parts, s_q_token,
                 s_q_head, s_qr_token, s_qr_head, s_block, s_slot, s_index, s_table, D, R, HB, BN,
-                BLOCK, FLAT, FP8, NATIVE, USE_TABLE, USE_LENGTH, Q_ALIGN, KV_ALIGN,
+                BLOCK, FLAT, FP8, NATIVE, USE_TABLE, Q_ALIGN, KV_ALIGN,
             )
             # fmt: on
     else:
         i_t = unit // n_units
         i_part = (unit - i_t * n_units) // share
-        # With few tiles, or alone, waiting for the length would cost more than it saves.
-        if USE_LENGTH and (share > FEW) & (n_parts > 1):
-            length = tl.minimum(tl.maximum(tl.load(p_length + i_t), 0), topk)
+        length = _length(p_length, i_t, topk, USE_LENGTH)
+        if USE_LENGTH:
             share = tl.cdiv(tl.cdiv(length, BN), n_parts)
         first = i_part * share
         # fmt: off
         _attend(
             i_t.to(tl.int64), i_h, i_part, first, first + share,
-            p_q, p_q_rope, p_kv, p_index, p_length, p_table, p_request, p_out, p_lse,
-            sm_scale_log2, n_slots, n_requests, n_pages, topk, n_heads, n_parts, s_q_token,
+            p_q, p_q_rope, p_kv, p_index, length, p_table, p_request, p_out, p_lse,
+            sm_scale_log2, n_slots, n_requests, n_pages, n_heads, n_parts, s_q_token,
             s_q_head, s_qr_token, s_qr_head, s_block, s_slot, s_index, s_table, D, R, HB, BN,
-            BLOCK, FLAT, FP8, NATIVE, USE_TABLE, USE_LENGTH, Q_ALIGN, KV_ALIGN,
+            BLOCK, FLAT, FP8, NATIVE, USE_TABLE, Q_ALIGN, KV_ALIGN,
         )
         # fmt: on
 
