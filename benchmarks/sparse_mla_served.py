@@ -222,7 +222,7 @@ def sweep(case: Case, replays: int) -> Iterator[dict[str, Any]]:
     load = Load(case.q.shape[0], case.q.shape[1], case.shape.topk, hardware)
     for kv, given in itertools.product(case.pools, SWEPT):
         # Of these some are alike.
-        config = Config(*given, shared_bytes(kv, *given))
+        config = Config(*given, shared_bytes(kv, given))
         plans = {
             found.parts: found
             for found in (load.whole(replace(config, resident=n)) for n in (1, 2, 3, 4))
@@ -236,9 +236,9 @@ def sweep(case: Case, replays: int) -> Iterator[dict[str, Any]]:
             yield row(case, kv, "ours", us, config=given, parts=parts)
 
 
-def shared_bytes(kv: str, heads: int, tile: int, warps: int, stages: int) -> int:
+def shared_bytes(kv: str, given: tuple[int, int, int, int]) -> int:
     """Of a program, as Triton compiles it: tiles in flight, queries and probabilities."""
-    del warps
+    heads, tile, _, stages = given
     row_bytes = 1152 if kv == "bf16" else 656
     return (stages - 1) * tile * row_bytes + 2 * heads * (LATENT + ROPE + tile)
 

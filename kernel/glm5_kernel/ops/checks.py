@@ -46,6 +46,12 @@ def check_same_device(name: str, value: Tensor, device: torch.device) -> None:
         require(False, name, str(value.device), str(device))
 
 
+def check_words(value: Tensor, steps: tuple[int, ...], what: str) -> None:
+    """A cache is read in words of 4 bytes: steps between its parts, or its address."""
+    if any(step % 4 for step in steps):
+        require(False, "kv_cache", f"strides {value.stride()}", f"{what} at multiples of 4 bytes")
+
+
 def check_workspace(value: Tensor, needed: int, device: torch.device) -> None:
     """All but its address."""
     check_dtype("workspace", value, (torch.uint8,))

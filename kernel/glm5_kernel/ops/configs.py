@@ -268,15 +268,18 @@ class Load:
 
     def room(self, config: Config) -> int:
         """Programs per tile of query heads that the device holds at once."""
-        tiles = math.ceil(self.heads / config.heads)
-        return max(1, self.device.processors * self.resident(config) // tiles)
+        return max(1, self.device.processors * self.resident(config) // self.head_tiles(config))
+
+    def head_tiles(self, config: Config) -> int:
+        """Tiles of query heads of a token."""
+        return math.ceil(self.heads / config.heads)
 
     def resident(self, config: Config) -> int:
         """Programs that a multiprocessor holds at once."""
         return min(config.resident, self.device.shared // (config.shared + RESERVED)) or 1
 
     def admitted(self, row: Row) -> bool:
-        tiles = self.tokens * math.ceil(self.heads / row.config.heads)
+        tiles = self.tokens * self.head_tiles(row.config)
         return self.heads >= row.least_heads and tiles <= row.load * self.device.processors
 
     def rounds(self, chosen: Plan) -> int:
@@ -286,7 +289,7 @@ class Load:
     def time(self, chosen: Plan) -> float:
         """KV slots that the multiprocessor with the most programs works on, weighted."""
         config = chosen.config
-        programs = chosen.programs(self.tokens) * math.ceil(self.heads / config.heads)
+        programs = chosen.programs(self.tokens) * self.head_tiles(config)
         most = math.ceil(programs / self.device.processors)
         return most * chosen.share * config.tile * config.cost
 

@@ -30,6 +30,7 @@ from glm5_kernel.ops.checks import (
     check_dtype,
     check_same_device,
     check_shape,
+    check_words,
     require,
 )
 from glm5_kernel.ops.forms import once_per_form
@@ -261,7 +262,7 @@ def paged_mqa_logits(
     call = _paged_call(
         q, kv_cache, weights, context_lens, block_tables, max_context, out, force_config
     )
-    _check_words(kv_cache, kv_cache.data_ptr())
+    check_words(kv_cache, (kv_cache.data_ptr(),), "blocks")
     if out is None:
         out = torch.empty(call.shape, dtype=torch.float32, device=q.device)
     if call.launch is not None:
@@ -439,12 +440,7 @@ def _check_cache(kv_cache: Tensor, dim: int, device: torch.device) -> None:
             allowed)  # fmt: skip
     _, row, *_, last = kv_cache.stride()
     require((row, last) == (width, 1), name, f"strides {kv_cache.stride()}", "contiguous blocks")
-    _check_words(kv_cache, kv_cache.stride(0))
-
-
-def _check_words(kv_cache: Tensor, step: int) -> None:
-    if step % 4:
-        require(False, "kv_cache", f"strides {kv_cache.stride()}", "blocks at multiples of 4 bytes")
+    check_words(kv_cache, (kv_cache.stride(0),), "blocks")
 
 
 def _check_keys(k: Tensor, k_scale: Tensor, dim: int, device: torch.device) -> int:

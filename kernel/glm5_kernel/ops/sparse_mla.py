@@ -21,6 +21,7 @@ from glm5_kernel.ops.checks import (
     check_dtype,
     check_same_device,
     check_shape,
+    check_words,
     check_workspace,
     require,
 )
@@ -86,7 +87,8 @@ def sparse_mla(
         q, kv_cache, indices, sm_scale, latent_dim, rope_dim, lengths, block_table, request_ids,
         out, lse, workspace, deterministic, force_plan,
     )  # fmt: skip
-    _check_words(kv_cache, kv_cache.data_ptr())
+    if kv_cache.dtype == torch.uint8:
+        check_words(kv_cache, (kv_cache.data_ptr(),), "rows")
     q_latent, q_rope = _halves(q, latent_dim)
     out = q_latent.new_empty(*call.rows, latent_dim) if out is None else out
     lse = q_latent.new_empty(call.rows, dtype=torch.float32) if lse is None else lse
@@ -260,16 +262,10 @@ def _check_kv(kv_cache: Tensor, q: Tensor, latent_dim: int, rope_dim: int) -> No
     if kv_cache.dtype == torch.uint8:
         least = Fp8Layout(latent_dim, rope_dim).row_bytes
         require(row >= least, name, f"rows of {row} bytes", f"at least {least}")
-        _check_words(kv_cache, *kv_cache.stride()[:2])
+        check_words(kv_cache, kv_cache.stride()[:2], "rows")
     else:
         dims = latent_dim + rope_dim
         require(row == dims, name, f"rows of {row}", f"{dims} (latent_dim + rope_dim)")
-
-
-def _check_words(kv_cache: Tensor, *steps: int) -> None:
-    """An fp8 cache is read in words."""
-    if kv_cache.dtype == torch.uint8 and any(step % 4 for step in steps):
-        require(False, "kv_cache", f"strides {kv_cache.stride()}", "rows at multiples of 4 bytes")
 
 
 def _check_indices(
