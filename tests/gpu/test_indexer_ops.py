@@ -107,7 +107,8 @@ def check_rows(logits: Tensor, k: int, found: Tensor) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("k", [512, 2048])
 def test_topk_of_hard_rows(kind: str, k: int) -> None:
-    for rows, columns in ((3, 4000), (2, 8192), (1, 131_072), (9, 40_000), (300, 9000)):
+    shapes = ((3, 4000), (2, 8192), (7, 16_000), (1, 131_072), (9, 40_000), (300, 20_000))
+    for rows, columns in shapes:
         logits = scores(kind, rows, columns)
         found = topk_indices(logits, k, ends=full(rows, columns))
         check_rows(logits, k, found)
@@ -117,10 +118,15 @@ def test_topk_of_hard_rows(kind: str, k: int) -> None:
 @pytest.mark.parametrize("arch", sorted(TOPK))
 def test_topk_configurations(arch: str) -> None:
     logits = scores("normal", 5, 30_000)
-    for config in TOPK[arch].all:
+    for config in TOPK[arch].long:
         for plan in (TopkPlan(config, 7, True), TopkPlan(config, 3, False)):
             check_rows(logits, 2048, topk_indices(logits, 2048, ends=full(5, 30_000),
                                                   force_plan=plan))  # fmt: skip
+    for short in TOPK[arch].short:
+        for columns in (short.room, short.room - 33):
+            logits = scores("normal", 5, columns)
+            found = topk_indices(logits, 2048, ends=full(5, columns), force_plan=TopkPlan(short, 5))
+            check_rows(logits, 2048, found)
 
 
 def test_topk_where_the_sample_misleads() -> None:

@@ -161,6 +161,9 @@ class _Run:
 
     def arithmetic(self, name: str, kinds: list[str], to: str, a: str, b: str) -> None:
         kind = kinds[-1]
+        if (name, kind) == ("and", "pred"):
+            self.flag(to, self.flags[a] & self.flags[b])
+            return
         left, right = self.value(a, kind), self.value(b, kind)
         with np.errstate(all="ignore"):
             self.put(to, ARITHMETIC[name](left, right))  # type: ignore[arg-type]
@@ -171,26 +174,34 @@ class _Run:
     def do_mad(self, kinds: list[str], to: str, a: str, b: str, c: str) -> None:
         self.put(to, self.value(a) * self.value(b) + self.value(c))  # type: ignore[operator]
 
+    def do_fma(self, kinds: list[str], to: str, a: str, b: str, c: str) -> None:
+        # The product of two numbers of float32 is one of float64.
+        x, y, z = (self.value(each, "f32").astype(np.float64) for each in (a, b, c))
+        with np.errstate(all="ignore"):
+            self.put(to, (x * y + z).astype(np.float32))
+
     def do_rcp(self, kinds: list[str], to: str, a: str) -> None:
         with np.errstate(all="ignore"):
             # The GPU's may be off by a unit in the last place.
-            found = np.float32(1) / self.value(a, "f32")  # type: ignore[operator]
-            self.put(to, np.nextafter(found, np.float32(np.inf)))
+            found = np.float32(1) / self.flushed(self.value(a, "f32"))  # type: ignore[operator]
+            self.put(to, self.flushed(np.nextafter(found, np.float32(np.inf))))
 
-    def do_cvt(self, kinds: list[str], to: str, a: str) -> None:
-        if kinds != ["rzi", "u32", "f32"]:
-            raise PtxError(f"unknown: cvt.{'.'.join(kinds)}")
-        found = np.nan_to_num(self.value(a, "f32").astype(np.float64), nan=0.0, posinf=2.0**32)
-        self.put(to, np.clip(found, 0, 2**32 - 1).astype(np.uint32))
+    def flushed(self, value: NDArray[np.generic]) -> NDArray[np.generic]:
+        """Zero for what is smaller than normal numbers."""
+        tiny = np.abs(value) < np.finfo(np.float32).tiny  # type: ignore[operator]
+        return np.where(tiny, np.copysign(np.float32(0), value), value)  # type: ignore[call-overload, no-any-return]
+
+    def do_prmt(self, kinds: list[str], to: str, a: str, b: str, by: str) -> None:
+        """Bytes of a and b, chosen by the digits of a number."""
+        both = self.value(a).astype(np.uint64) | self.value(b).astype(np.uint64) << np.uint64(32)
+        found = np.zeros_like(both)
+        for i in range(4):
+            byte = int(by, 0) >> 4 * i & 7
+            found |= (both >> np.uint64(8 * byte) & np.uint64(255)) << np.uint64(8 * i)
+        self.put(to, found.astype(np.uint32))
 
     def do_popc(self, kinds: list[str], to: str, a: str) -> None:
         self.put(to, np.bitwise_count(self.value(a)).astype(np.uint32))  # type: ignore[arg-type]
-
-    def do_bfind(self, kinds: list[str], to: str, a: str) -> None:
-        found = self.value(a).astype(np.float64)
-        if not found[self.mask].all():
-            raise PtxError("bfind of 0")
-        self.put(to, np.floor(np.log2(np.maximum(found, 1))).astype(np.uint32))
 
     def do_setp(self, kinds: list[str], to: str, a: str, b: str, also: str = "") -> None:
         kind = kinds[-1]
@@ -200,7 +211,7 @@ class _Run:
         self.flag(to, found)
 
     def do_testp(self, kinds: list[str], to: str, a: str) -> None:
-        self.flag(to, np.isfinite(self.value(a, "f32").astype(np.float64)))
+        self.flag(to, np.isnan(self.value(a, "f32").astype(np.float64)))
 
     def do_not(self, kinds: list[str], to: str, a: str) -> None:
         self.flag(to, ~self.flags[a])

@@ -10,8 +10,8 @@ import torch
 from glm5_kernel.ops.indexer import decode_topk, prefill_topk
 from glm5_kernel.ops.sparse_mla import sparse_mla
 
-TOKENS, CONTEXT, INDEX_HEADS, BLOCKS = 4096, 9000, 32, 300
-KEYS = 3 * CONTEXT
+TOKENS, CONTEXT, INDEX_HEADS, BLOCKS = 4096, 70_000, 32, 300
+KEYS = 2 * CONTEXT
 """The most keys of a prefill."""
 
 E4M3 = torch.float8_e4m3fn
@@ -39,7 +39,7 @@ def decode(most: int, topk: int, workspace: torch.Tensor) -> None:
     """Batches of requests of many lengths, with up to `most` tokens of each."""
     device = workspace.device
     cache = torch.zeros(BLOCKS, 64, 132, dtype=torch.uint8, device=device)
-    lengths = (256, 1024, 4096, 4352, CONTEXT)
+    lengths = (256, 1024, 4096, 4352, 8448, 16_640, 40_192, CONTEXT)
     batches = (1, 2, 3, 8, 31, 64, 65, 133, 265, 400)
     for next_n, batch, context in itertools.product(range(1, most + 1), batches, lengths):
         decode_topk(
@@ -47,7 +47,7 @@ def decode(most: int, topk: int, workspace: torch.Tensor) -> None:
             cache,
             torch.zeros(batch * next_n, INDEX_HEADS, device=device),
             _integers(batch, next_n, device=device),
-            _integers(batch, 141, device=device),
+            _integers(batch, -(-CONTEXT // 64), device=device),
             topk,
             max_context=context,
             workspace=workspace,
@@ -57,7 +57,7 @@ def decode(most: int, topk: int, workspace: torch.Tensor) -> None:
 def prefill(topk: int, workspace: torch.Tensor) -> None:
     """Prompts of many lengths; the longest in more than one chunk."""
     device = workspace.device
-    for rows, keys in ((1, 5), (20, 300), (200, 5000), (1000, 9000), (TOKENS, KEYS)):
+    for rows, keys in ((1, 5), (20, 300), (200, 5000), (1000, 9000), (50, 17_000), (TOKENS, KEYS)):
         ends = _integers(rows, device=device)
         prefill_topk(
             torch.zeros(rows, INDEX_HEADS, 128, dtype=E4M3, device=device),

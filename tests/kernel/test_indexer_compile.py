@@ -8,7 +8,7 @@ from concurrent.futures import Future
 import pytest
 from glm5_kernel.ops.configs import SHARED_LIMIT
 from glm5_kernel.ops.indexer_compile_report import Case, Needs, cases, compile_case
-from glm5_kernel.ops.indexer_configs import TOPK, PrefillConfig, TopkConfig
+from glm5_kernel.ops.indexer_configs import TOPK, PrefillConfig, ShortTopkConfig, TopkConfig
 
 from tests.kernel.compiling import compiled
 
@@ -19,7 +19,9 @@ WITHOUT_OPT_IN = 49_152
 
 def name(case: Case) -> str:
     kind = type(case.config).__name__.removesuffix("Config").lower()
-    return f"{case.arch}-{kind}-{case.config.tile}-{case.config.warps}w-{case.form}"
+    config = case.config
+    size = config.room if isinstance(config, ShortTopkConfig) else config.tile
+    return f"{case.arch}-{kind}-{size}-{config.warps}w-{case.form.replace(' ', '-')}"
 
 
 def is_repetition(case: Case) -> bool:
@@ -28,8 +30,8 @@ def is_repetition(case: Case) -> bool:
     SM100's are SM90's, SM89's logits SM120's. Of SM100 the logits of prefills and of four tokens
     are compiled always: its matrix instructions are its own.
     """
-    if isinstance(case.config, TopkConfig):
-        return case.arch in ("sm89", "sm100") and case.form != "split"
+    if isinstance(case.config, TopkConfig | ShortTopkConfig):
+        return case.arch in ("sm89", "sm100") and case.form != "split decode"
     hardest = isinstance(case.config, PrefillConfig) or (case.config.tile, case.form) == (128, "4")
     return case.arch in ("sm89", "sm100") and not hardest
 
@@ -49,10 +51,11 @@ def test_fits_and_does_not_spill(case: Case, found: dict[Case, Future[Needs]]) -
     needs = found[case].result()
     assert needs.stack_bytes == 0
     assert needs.shared_bytes <= SHARED_LIMIT[case.arch]
-    if isinstance(case.config, TopkConfig):
+    if isinstance(case.config, TopkConfig | ShortTopkConfig):
         assert needs.shared_bytes <= WITHOUT_OPT_IN
         # A conversion behind `_claim` would let Triton repeat it, and it counts.
         assert needs.conversions == 0
+    if isinstance(case.config, TopkConfig):
         threads = 32 * case.config.warps * case.config.programs
         assert needs.registers * threads <= 65_536  # of a multiprocessor
 
@@ -60,7 +63,10 @@ def test_fits_and_does_not_spill(case: Case, found: dict[Case, Future[Needs]]) -
 def test_warps_suit_the_histograms() -> None:
     """A thread has four bins at least; a program's threads no more than a tile's values."""
     for table in TOPK.values():
-        for config in table.all:
+        for config in table.long:
             assert config.warps <= 16
             assert 32 * config.warps <= min(config.tile, 1024)
             assert config.list + config.room < 2**31 // 264
+        for short in table.short:
+            assert short.warps <= 32
+            assert 32 * short.warps <= short.room

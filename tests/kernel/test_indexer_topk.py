@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 import torch
 from glm5_kernel.ops.indexer import decode_topk, prefill_topk
-from glm5_kernel.ops.indexer_configs import TOPK, TopkConfig, TopkPlan, topk_lists, topk_plan
+from glm5_kernel.ops.indexer_configs import (
+    TOPK,
+    ShortTopkConfig,
+    TopkConfig,
+    TopkPlan,
+    topk_lists,
+    topk_plan,
+)
 from glm5_kernel.ops.indexer_reference import (
     mqa_logits_reference,
     paged_mqa_logits_reference,
@@ -109,8 +116,38 @@ def test_exact_on_hard_rows(
     check_topk(scores(kind, 2, columns), k, ends=full(2, columns), force_plan=plan)
 
 
+@pytest.mark.parametrize("kind", [*KINDS, "no numbers"])
+@pytest.mark.parametrize("k", [1, 60, 1023])
+def test_exact_on_hard_rows_that_fit_in_registers(kind: str, k: int) -> None:
+    logits = scores(kind, 3, 1100)
+    plan = TopkPlan(ShortTopkConfig(room=2048, warps=4), 3)
+    starts = torch.tensor([0, 76, 5], dtype=torch.int32, device=DEVICE)
+    ends = torch.tensor([1100, 1100, 900], dtype=torch.int32, device=DEVICE)
+    if kind == "no numbers":
+        logits[:, ::5] = math.nan
+        got = topk_indices(logits, k, starts=starts, ends=ends, force_plan=plan)
+        assert all(
+            row[row >= 0].unique().numel() == min(k, n)
+            for row, n in zip(got, ends - starts, strict=True)
+        )
+        if k == 1023:
+            return
+        wanted = [
+            min(k, int(x[a:b].isnan().sum())) for x, a, b in zip(logits, starts, ends, strict=True)
+        ]
+        assert logits.gather(1, got.long() + starts[:, None]).isnan().sum(1).tolist() == wanted
+        return
+    check_topk(logits, k, starts=starts, ends=ends, force_plan=plan)
+
+
+def test_a_row_must_fit_in_the_registers_it_is_to_be_held_in() -> None:
+    plan = TopkPlan(ShortTopkConfig(room=256, warps=4), 1)
+    with pytest.raises(ValueError, match="logits: got 257 columns; allowed: at most 256"):
+        topk_indices(scores("normal", 1, 257), 8, ends=full(1, 257), force_plan=plan)
+
+
 @pytest.mark.parametrize("k", [512, 2048])
-@pytest.mark.parametrize("columns", [2049, 9000, 20_000])
+@pytest.mark.parametrize("columns", [2049, 4096, 9000, 20_000])
 def test_exact_with_the_real_configuration(columns: int, k: int) -> None:
     check_topk(scores("normal", 2, columns), k, ends=full(2, columns))
 
@@ -192,6 +229,9 @@ def test_plans_fit_their_workspace() -> None:
         for rows in (1, 3, 60, 100, 264, 265, 5000):
             for columns in (100, 5000, 200_000):
                 plan = topk_plan(arch, rows, columns, 132)
+                if isinstance(plan.config, ShortTopkConfig):
+                    assert columns <= plan.config.room
+                    continue
                 lists = rows if plan.split else plan.parts
                 assert lists <= topk_lists(arch, rows, 132)
                 assert 8 * lists <= plan.config.counter_bytes
@@ -253,9 +293,10 @@ WRONG: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("message", WRONG)
 def test_a_wrong_argument_is_named(message: str) -> None:
     wrong = {n: v.to(DEVICE) if isinstance(v, Tensor) else v for n, v in WRONG[message].items()}
-    arguments = {"logits": torch.zeros(2, 9, device=DEVICE), "k": 4, "ends": full(2, 9)} | wrong
+    # So wide that a workspace is needed.
+    logits = torch.zeros(2, 99_999, device=DEVICE)
     with pytest.raises(ValueError) as caught:  # noqa: PT011
-        topk_indices(**arguments)
+        topk_indices(**{"logits": logits, "k": 4, "ends": full(2, 9)} | wrong)
     assert str(caught.value).startswith(message)
 
 

@@ -199,11 +199,11 @@ def test_a_server_launches_what_triton_would(
 
 def integers_by_kernel() -> dict[str, list[str]]:
     """Integers and floats that Triton specialises, of each kernel."""
-    from glm5_kernel.ops import indexer_logits, merge, split, topk_kernel
+    from glm5_kernel.ops import indexer_logits, merge, split, topk_kernel, topk_short
 
     kernels = (
         split.split_kernel, merge.merge_kernel, topk_kernel.topk_kernel,
-        indexer_logits.paged_kernel, indexer_logits.prefill_kernel,
+        topk_short.short_topk_kernel, indexer_logits.paged_kernel, indexer_logits.prefill_kernel,
     )  # fmt: skip
     return {
         kernel.__name__: [
@@ -218,5 +218,5 @@ def integers_by_kernel() -> dict[str, list[str]]:
 def test_no_integer_is_specialised(apart: Callable[..., Any]) -> None:
     found = apart(integers_by_kernel)
     assert found.pop("split_kernel") == ["sm_scale_log2"]
-    assert len(found) == 4
+    assert len(found) == 5
     assert not any(found.values())

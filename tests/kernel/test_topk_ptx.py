@@ -9,15 +9,15 @@ from numpy.typing import NDArray
 
 from tests.kernel.ptx import Program, PtxError
 
-ABSENT, MOST = -(2**31), 2**31 - 2
-SHAPES = ((4, 2), (8, 8), (16, 4))
-"""Warps, and keys of a thread."""
+NOTHING = -1
+SHAPES = ((4, 2), (8, 8), (16, 4), (4, 16), (32, 1))
+"""Warps, and values of a thread."""
 KINDS = (
-    "normal", "equal", "few values", "near ties", "infinities", "no numbers", "outlier",
-    "huge range", "clump", "signed zeros", "denormal",
+    "normal", "equal", "few values", "near ties", "infinities", "no numbers", "hardly a number",
+    "outlier", "huge range", "clump", "signed zeros", "denormal", "far away", "negative", "widest",
 )  # fmt: skip
 
-Keys = NDArray[np.int32]
+Words = NDArray[np.int32]
 
 
 def values(kind: str, size: int, random: np.random.Generator) -> NDArray[np.float32]:
@@ -32,6 +32,10 @@ def values(kind: str, size: int, random: np.random.Generator) -> NDArray[np.floa
         x[x > 1], x[x < 0] = np.inf, -np.inf
     elif kind == "no numbers":
         x[::5] = np.nan
+        x[::7] = -np.nan
+    elif kind == "hardly a number":
+        x[:] = np.nan
+        x[3] = 1
     elif kind == "outlier":
         x[size // 3] = 1e30
     elif kind == "huge range":
@@ -42,34 +46,47 @@ def values(kind: str, size: int, random: np.random.Generator) -> NDArray[np.floa
         x = np.where(x > 1, x, np.copysign(0, x))
     elif kind == "denormal":
         x = x * 1e-41
+    elif kind == "far away":
+        x = 1000 + 1e-3 * x
+    elif kind == "negative":
+        x = -np.abs(x)
+    elif kind == "widest":
+        x = np.sign(x) * 3.4e38
     return x.astype(np.float32)
 
 
-def keys(x: NDArray[np.float32]) -> Keys:
-    bits = (x + np.float32(0)).view(np.int32)
-    found = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    return np.where(np.isnan(x), MOST, found).astype(np.int32)
+def bits(x: NDArray[np.float32]) -> Words:
+    return x.view(np.int32).copy()
+
+
+def keys(given: Words) -> Words:
+    """Whole numbers in the order of the values; both zeros have the same, NaN the largest."""
+    x = given.view(np.float32)
+    found = (x + np.float32(0)).view(np.int32)
+    return np.where(np.isnan(x), 2**31 - 1, found ^ ((found >> 31) & 0x7FFFFFFF)).astype(np.int32)
 
 
 def largest(
-    program: Program, each: int, given: Keys, indices: Keys, k: int, slack: int = 0
-) -> Keys:
-    """What the program puts out for each key; a thread has every `threads`-th."""
-    k_and_slack = [np.full(program.threads, number, np.int32) for number in (k, slack)]
+    program: Program, each: int, given: Words, indices: Words, k: int, slack: int = 0
+) -> Words:
+    """What the program puts out for each value; a thread has every `threads`-th."""
+    n = np.count_nonzero(given != NOTHING)
+    numbers = [np.full(program.threads, number, np.int32) for number in (k, slack, n)]
     operands = [*given.reshape(each, -1), *indices.reshape(each, -1)]
-    operands += [number for number in k_and_slack for _ in range(each)]
+    operands += [number for number in numbers for _ in range(each)]
     found = program.run([operand.view(np.uint32) for operand in operands], each)
     return np.concatenate(found).view(np.int32)
 
 
-def wanted(given: Keys, indices: Keys, k: int) -> NDArray[np.bool_]:
-    """The k largest keys; of equal ones those with the smallest indices."""
+def wanted(given: Words, indices: Words, k: int) -> NDArray[np.bool_]:
+    """The k largest values; of equal ones those with the smallest indices."""
     found = np.zeros(len(given), np.bool_)
-    found[np.lexsort((indices, -given.astype(np.int64)))[:k]] = True
+    order = np.where(given == NOTHING, 2**31, -keys(given).astype(np.int64))
+    found[np.lexsort((indices, order))[:k]] = True
     return found
 
 
-def check(program: Program, each: int, given: Keys, indices: Keys, k: int) -> None:
+def check(program: Program, each: int, given: Words, indices: Words, k: int) -> None:
     found = largest(program, each, given, indices, k)
     np.testing.assert_array_equal(found >= 0, wanted(given, indices, k))
     assert sorted(found[found >= 0]) == list(range(k))
@@ -81,30 +98,30 @@ def test_the_largest(kind: str, warps: int, each: int) -> None:
     program, size = Program(largest_code(each, warps, True), 32 * warps), 32 * warps * each
     random = np.random.default_rng(SHAPES.index((warps, each)))
     for n, k in ((size, size // 2), (size - 7, 1), (size // 2, size // 2), (size - 9, size - 11)):
-        given = keys(values(kind, size, random))
-        given[n:] = ABSENT
+        given = bits(values(kind, size, random))
+        given[n:] = NOTHING
         check(program, each, given, 3 * random.permutation(size).astype(np.int32), k)
 
 
 def test_slack_saves_passes_and_passes_over_none() -> None:
     program, random = Program(largest_code(8, 4, False), 128), np.random.default_rng(3)
     for kind in ("normal", "near ties", "few values", "outlier"):
-        given = keys(values(kind, 1024, random))
+        given = bits(values(kind, 1024, random))
         indices = np.arange(1024, dtype=np.int32)
         found = largest(program, 8, given, indices, 300, 40)
         taken = found == 0
         assert (found[~taken] == -1).all()
         assert 300 <= taken.sum() <= 340
-        assert given[taken].min() >= given[~taken].max()
+        assert keys(given)[taken].min() >= keys(given)[~taken].max()
 
 
 def test_every_barrier_is_needed() -> None:
     """Without one of them two warps meet in shared memory, which the threads' order would hide."""
     parts = largest_code(2, 4, True).split("bar.sync 0;")
-    assert len(parts) == 6
+    assert len(parts) == 7
     # So many of them are equal that a warp compares them, or too many for that.
     given = [
-        keys(values(kind, 256, np.random.default_rng(4))) for kind in ("near ties", "few values")
+        bits(values(kind, 256, np.random.default_rng(4))) for kind in ("near ties", "few values")
     ]
     for number in range(1, len(parts)):
         less = [*parts[: number - 1], "".join(parts[number - 1 : number + 1]), *parts[number + 1 :]]
@@ -113,7 +130,7 @@ def test_every_barrier_is_needed() -> None:
             check_all(program, given)
 
 
-def check_all(program: Program, given: list[Keys]) -> None:
+def check_all(program: Program, given: list[Words]) -> None:
     for each in given:
         check(program, 2, each, np.arange(256, dtype=np.int32), 100)
 

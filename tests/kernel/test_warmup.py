@@ -6,7 +6,7 @@ import pytest
 import torch
 from glm5_kernel.ops import indexer, warmup
 from glm5_kernel.ops.configs import SHARED, Device, Kv, plan
-from glm5_kernel.ops.indexer_configs import topk_plan
+from glm5_kernel.ops.indexer_configs import ShortTopkConfig, TopkPlan, topk_forms, topk_plan
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,21 +32,27 @@ def test_attention_has_every_form(gpu: tuple[str, Device], kv: Kv, heads: int, t
         assert (chosen.config, chosen.spans, (chosen.parts - 1).bit_length()) in forms
 
 
-CASES = st.tuples(st.integers(1, 8192), st.integers(1, 200_000))
-
-
-def test_the_top_k_has_every_form(gpu: tuple[str, Device]) -> None:
+@pytest.mark.parametrize(("rows", "longest"), [(8192, 200_000), (8192, 30_000), (16, 9000), (1, 1)])
+def test_the_top_k_has_every_form(gpu: tuple[str, Device], rows: int, longest: int) -> None:
     arch, device = gpu
-    plans = warmup.topk_plans(CPU, 8192, warmup.widths_up_to(200_000))
-    forms = {(each.config, each.split, each.config.sample(width)) for width, each in plans}
+    found = topk_forms(arch, rows, longest, device.processors)
+    forms = {topk_form(width, each) for width, each in found}
+    assert len(forms) == len(found)
+    assert all(width <= longest for width, _ in found)
 
-    @given(CASES)
-    def check(case: tuple[int, int]) -> None:
-        rows, width = case
-        chosen = topk_plan(arch, rows, width, device.processors)
-        assert (chosen.config, chosen.split, chosen.config.sample(width)) in forms
+    @given(st.integers(1, rows), st.integers(1, longest))
+    def check(rows: int, width: int) -> None:
+        assert topk_form(width, topk_plan(arch, rows, width, device.processors)) in forms
 
     check()
+
+
+def topk_form(width: int, plan: TopkPlan) -> tuple[object, ...]:
+    config = plan.config
+    if isinstance(config, ShortTopkConfig):
+        assert width <= config.room
+        return (config,)
+    return config, plan.split, config.sample(width)
 
 
 @pytest.mark.parametrize("fp8", [False, True])

@@ -23,6 +23,7 @@ from glm5_kernel.ops.indexer_configs import (
     TOPK,
     PagedConfig,
     PrefillConfig,
+    ShortTopkConfig,
     TopkConfig,
 )
 from glm5_kernel.ops.indexer_logits import (
@@ -32,8 +33,10 @@ from glm5_kernel.ops.indexer_logits import (
     prefill_kernel,
 )
 from glm5_kernel.ops.topk_kernel import signature, topk_kernel
+from glm5_kernel.ops.topk_short import short_topk_kernel
+from glm5_kernel.ops.topk_short import signature as short_signature
 
-Config = PagedConfig | PrefillConfig | TopkConfig
+Config = PagedConfig | PrefillConfig | ShortTopkConfig | TopkConfig
 HEADS = 32
 
 
@@ -42,8 +45,8 @@ class Case:
     """One compilation.
 
     Attributes:
-        form: paged logits: query tokens of a request; top-k: "split", "rows" as in prefill, or
-            "decode": rows that start at 0.
+        form: paged logits: query tokens of a request; top-k: "rows" as in prefill, or "decode":
+            rows that start at 0, with "split " before it where programs share a row.
     """
 
     arch: str
@@ -70,8 +73,10 @@ def cases(arch: str) -> list[Case]:
     found = [Case(arch, config, n) for config in PAGED[arch] for n in ("1", "4")]
     found.append(Case(arch, PREFILL[arch]))
     table = TOPK[arch]
-    found += [Case(arch, config, form) for config in table.all for form in ("rows", "decode")]
-    found.append(Case(arch, table.few, "split"))
+    for form in ("rows", "decode"):
+        found += [Case(arch, config, form) for config in table.short]
+        found += [Case(arch, config, f"split {form}") for config in table.few]
+        found.append(Case(arch, table.many, form))
     return list(dict.fromkeys(found))
 
 
@@ -90,6 +95,8 @@ def compile_case(case: Case) -> Needs:
         aligned,
     )
     options: dict[str, Any] = {"num_warps": case.config.warps, "launch_pdl": capability >= 90}
+    if isinstance(case.config, TopkConfig):
+        options["maxnreg"] = case.config.registers
     target = GPUTarget("cuda", capability, 32)
     compiled = triton.compile(source, target=target, options=options)
     usage = _resource_usage(compiled.asm["cubin"])
@@ -103,11 +110,16 @@ def compile_case(case: Case) -> Needs:
 def _source(case: Case) -> tuple[Any, dict[str, str], dict[str, Any]]:
     """Kernel, types of its arguments, and constants."""
     config = case.config
-    if isinstance(config, TopkConfig):
+    if isinstance(config, TopkConfig | ShortTopkConfig):
         constants = {
-            "KB": 2048, "SAMPLE": config.sample(131_072), "ROOM": config.room, "LIST": config.list,
-            "TILE": config.tile, "WARPS": config.warps, "SPLIT": case.form == "split",
-            "USE_START": case.form == "rows", "LAST_ONLY": False,
+            "KB": 2048, "ROOM": config.room, "WARPS": config.warps,
+            "USE_START": case.form.endswith("rows"), "LAST_ONLY": False,
+        }  # fmt: skip
+        if isinstance(config, ShortTopkConfig):
+            return short_topk_kernel, short_signature(), constants
+        constants |= {
+            "SAMPLE": config.sample(131_072), "LIST": config.list, "TILE": config.tile,
+            "SPLIT": case.form.startswith("split"),
         }  # fmt: skip
         return topk_kernel, signature(), constants
     floats = dict.fromkeys(("p_weight", "p_out", "p_scale"), "*fp32")
@@ -136,8 +148,9 @@ def report(archs: list[str], workers: int = 2) -> str:
 
 def _line(case: Case, needs: Needs) -> str:
     config = case.config
-    what = f"tile {config.tile}, {config.warps} warps"
-    if isinstance(config, TopkConfig):
+    size = "room" if isinstance(config, ShortTopkConfig) else "tile"
+    what = f"{size} {getattr(config, size)}, {config.warps} warps"
+    if isinstance(config, TopkConfig | ShortTopkConfig):
         name = f"top-k, {case.form}"
     elif isinstance(config, PagedConfig):
         name, what = f"paged logits, {case.form} token(s)", f"{what}, {config.stages} stages"

@@ -50,6 +50,23 @@ class PrefillConfig:
 
 
 @dataclass(frozen=True)
+class ShortTopkConfig:
+    """How a program of the top-k kernel for short rows works. Both are powers of two.
+
+    Attributes:
+        room: values that it holds in registers, at least as many as a row has.
+        warps: warps of 32 threads, 4 to 32.
+    """
+
+    room: int
+    warps: int
+
+
+LEAST_SAMPLED = 65_536
+"""Columns up to which the smaller sample does."""
+
+
+@dataclass(frozen=True)
 class TopkConfig:
     """How a program of the top-k kernel works. All but `programs` are powers of two.
 
@@ -70,13 +87,18 @@ class TopkConfig:
     counter_bytes = 16_384
     """Two int32 for each list."""
 
+    @property
+    def registers(self) -> int:
+        """Of a thread, at most: with more, fewer programs would fit on a multiprocessor."""
+        return min(255, 65_536 // (32 * self.warps * self.programs))
+
     @staticmethod
     def sample(columns: int) -> int:
         """Values of a long row that its threshold is guessed from.
 
         With k = 2048 so many that `room` is too little about once in a thousand rows up to 128 k.
         """
-        return 2048 if columns <= 65_536 else 4096
+        return 2048 if columns <= LEAST_SAMPLED else 4096
 
 
 @dataclass(frozen=True)
@@ -84,18 +106,18 @@ class TopkTable:
     """Configurations by the shape of the matrix.
 
     Attributes:
-        short: few rows, that fit in registers.
-        few: at most a row per multiprocessor.
+        short: rows that fit in registers, the narrowest first.
+        few: at most a longer row per multiprocessor; the widest tiles first.
         many: more.
     """
 
-    short: TopkConfig
-    few: TopkConfig
+    short: tuple[ShortTopkConfig, ...]
+    few: tuple[TopkConfig, ...]
     many: TopkConfig
 
     @property
-    def all(self) -> tuple[TopkConfig, ...]:
-        return (self.short, self.few, self.many)
+    def long(self) -> tuple[TopkConfig, ...]:
+        return (*self.few, self.many)
 
 
 @dataclass(frozen=True)
@@ -108,9 +130,9 @@ class TopkPlan:
         split: whether several programs share a row.
     """
 
-    config: TopkConfig
+    config: TopkConfig | ShortTopkConfig
     parts: int
-    split: bool
+    split: bool = False
 
     def programs(self, rows: int) -> int:
         return self.parts * rows if self.split else self.parts
@@ -127,20 +149,24 @@ PREFILL: dict[str, PrefillConfig] = {
     "sm120": PrefillConfig(tile=128, rows=64, columns=64, warps=4, stages=3),
     "sm90": PrefillConfig(tile=128, rows=64, columns=128, warps=4, stages=3),
 }
-NARROW_TOPK = TopkConfig(tile=2048, warps=16, programs=1)
-WIDE_TOPK = TopkConfig(tile=4096, warps=16, programs=1)
+SHORT_TOPK = (
+    ShortTopkConfig(room=4096, warps=16),
+    ShortTopkConfig(room=8192, warps=32),
+    ShortTopkConfig(room=16_384, warps=32),
+)
+FEW_TOPK = (
+    TopkConfig(tile=8192, warps=16, programs=1),
+    TopkConfig(tile=4096, warps=16, programs=1),
+)
 TOPK: dict[str, TopkTable] = {
     # With 8 warps it takes more than 128 registers there, so two programs would not fit.
-    "sm89": TopkTable(short=NARROW_TOPK, few=WIDE_TOPK, many=NARROW_TOPK),
-    "sm120": TopkTable(short=NARROW_TOPK, few=NARROW_TOPK, many=NARROW_TOPK),
-    "sm90": TopkTable(
-        short=NARROW_TOPK, few=WIDE_TOPK, many=TopkConfig(tile=2048, warps=8, programs=2)
-    ),
+    "sm120": TopkTable(SHORT_TOPK, FEW_TOPK, TopkConfig(tile=2048, warps=16, programs=1)),
+    "sm90": TopkTable(SHORT_TOPK, FEW_TOPK, TopkConfig(tile=2048, warps=8, programs=2)),
 }
 # Not measured there: the table of what is most alike.
 PAGED |= {"sm89": PAGED["sm120"], "sm100": PAGED["sm90"]}
 PREFILL |= {"sm89": PREFILL["sm120"], "sm100": PREFILL["sm90"]}
-TOPK |= {"sm100": TOPK["sm90"]}
+TOPK |= {"sm89": TOPK["sm120"], "sm100": TOPK["sm90"]}
 
 
 def paged_config(arch: str, requests: int, context: int, processors: int) -> PagedConfig:
@@ -160,17 +186,32 @@ def paged_parts(config: PagedConfig, requests: int, context: int, processors: in
 def topk_plan(arch: str, rows: int, columns: int, processors: int) -> TopkPlan:
     """Choose from shapes alone, so that a captured graph stays valid."""
     table = TOPK[arch]
-    config = table.short if columns <= table.short.room else table.few
-    room = config.programs * processors
-    if rows > room:
-        return TopkPlan(table.many, min(rows, table.many.programs * processors), split=False)
-    parts = min(room // rows, math.ceil(columns / config.tile))
-    if columns > config.room and parts > 1 and 8 * rows <= config.counter_bytes:
-        return TopkPlan(config, parts, split=True)
-    return TopkPlan(config, rows, split=False)
+    for short in table.short:
+        if columns <= short.room:
+            return TopkPlan(short, rows)
+    if rows > processors:
+        return TopkPlan(table.many, min(rows, table.many.programs * processors))
+    room = processors // rows
+    config = next((c for c in table.few if columns >= room * c.tile), table.few[-1])
+    return TopkPlan(config, min(room, math.ceil(columns / config.tile)), split=True)
+
+
+def topk_forms(arch: str, rows: int, longest: int, processors: int) -> list[tuple[int, TopkPlan]]:
+    """A width and a plan of each form of calls of up to `rows` rows and `longest` columns."""
+    table = TOPK[arch]
+    found: list[tuple[int, TopkPlan]] = []
+    for short, less in zip(table.short, (0, *(each.room for each in table.short)), strict=False):
+        if less < longest:
+            found.append((min(short.room, longest), TopkPlan(short, 1)))
+    for width, less in ((LEAST_SAMPLED, table.short[-1].room), (longest, LEAST_SAMPLED)):
+        if less < longest:
+            plans = [TopkPlan(config, 1, split=True) for config in table.few]
+            plans += [TopkPlan(table.many, 1)] if rows > processors else []
+            found += [(min(width, longest), plan) for plan in plans]
+    return found
 
 
 def topk_lists(arch: str, rows: int, processors: int) -> int:
     """The most lists of candidates of any call with up to `rows` rows."""
-    most = max(config.programs for config in TOPK[arch].all)
+    most = max(config.programs for config in TOPK[arch].long)
     return max(1, min(rows, most * processors))

@@ -70,7 +70,7 @@ class Launch:
         scalars: integers and floats, in the order of the kernel's arguments.
         constants: by name, but for PDL.
         pdl: start while the kernel before this one still runs (capability 9.0 and newer).
-        options: `num_warps`, `num_stages`.
+        options: `num_warps`, `num_stages`, `maxnreg`.
     """
 
     def __init__(

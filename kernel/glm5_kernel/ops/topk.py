@@ -1,6 +1,7 @@
 """Exact top-k of the rows of a matrix of scores.
 
-Arguments, checks and the launch; `topk_kernel` holds the kernel, `indexer_configs` its tables.
+Arguments, checks and the launch; `topk_short` and `topk_kernel` hold the kernels, for rows that fit
+in registers and for others, `indexer_configs` their tables.
 """
 
 from __future__ import annotations
@@ -21,10 +22,18 @@ from glm5_kernel.ops.checks import (
     require,
 )
 from glm5_kernel.ops.forms import once_per_form
-from glm5_kernel.ops.indexer_configs import TOPK, TopkConfig, TopkPlan, topk_lists, topk_plan
+from glm5_kernel.ops.indexer_configs import (
+    TOPK,
+    ShortTopkConfig,
+    TopkConfig,
+    TopkPlan,
+    topk_lists,
+    topk_plan,
+)
 from glm5_kernel.ops.launch import Launch, View
 from glm5_kernel.ops.sparse_mla import device_table, supports_pdl
 from glm5_kernel.ops.topk_kernel import topk_kernel
+from glm5_kernel.ops.topk_short import short_topk_kernel
 
 MOST_K = 2048
 """The largest k."""
@@ -61,7 +70,7 @@ def topk_indices(
         out: result [R, k] int32, rows contiguous.
         workspace: 1-D uint8 of at least `workspace_bytes`, 16-byte aligned, all zero before its
             first use; every call leaves the part that must be zero as it was. Not for calls that
-            may run at the same time.
+            may run at the same time. Rows that fit in registers need none.
         force_plan: share the work out like this; for measurements.
 
     Returns:
@@ -76,8 +85,11 @@ def topk_indices(
         out = torch.empty(call.rows, k, dtype=torch.int32, device=logits.device)
     if call.launch is None:
         return out
+    if workspace is not None:
+        check_aligned("workspace", workspace)
     first = ends if starts is None else starts
-    call.launch(logits, first, ends, out, *_space(workspace, call, logits.device))
+    space = _space(workspace, call.ends, logits.device) if call.ends else ()
+    call.launch(logits, first, ends, out, *space)
     return out
 
 
@@ -89,12 +101,12 @@ class _Call:
         rows: of the result.
         launch: nothing is launched without rows.
         ends: where the counters, the lists' values and their indices end in the workspace, in
-            bytes.
+            bytes; none where nothing is written to it.
     """
 
     rows: int
     launch: Launch | None = None
-    ends: tuple[int, int, int] = (0, 0, 0)
+    ends: tuple[int, int, int] | None = None
 
 
 @once_per_form
@@ -117,32 +129,47 @@ def _call(
         return _Call(rows)
     arch, hardware = device_table(device)
     chosen = force_plan or topk_plan(arch, rows, columns, hardware.processors)
+    ends_at = _workspace_ends(chosen, rows)
+    if workspace is not None:
+        check_workspace(workspace, ends_at[-1] if ends_at else 0, device)
+    s_out = k if out is None else out.stride(0)
+    scalars = (columns, next_n, k, logits.stride(0), s_out, *steps)
+    constants = {
+        "KB": 1 << (k - 1).bit_length(), "USE_START": starts is not None, "LAST_ONLY": last_only,
+    }  # fmt: skip
+    return _Call(rows, _launch(chosen, rows, scalars, constants, supports_pdl(device)), ends_at)
+
+
+def _launch(
+    chosen: TopkPlan, rows: int, scalars: tuple[int, ...], constants: dict[str, int], pdl: bool
+) -> Launch:
+    """scalars, constants: what both kernels take, the number of columns first."""
+    config, columns = chosen.config, scalars[0]
+    constants = constants | {"ROOM": config.room, "WARPS": config.warps}
+    if isinstance(config, ShortTopkConfig):
+        require(columns <= config.room, "logits", f"{columns} columns", f"at most {config.room}")
+        return Launch(
+            short_topk_kernel, (rows,), scalars, constants, pdl=pdl, num_warps=config.warps
+        )
+    more = {
+        "SAMPLE": config.sample(columns), "LIST": config.list, "TILE": config.tile,
+        "SPLIT": chosen.split,
+    }  # fmt: skip
+    return Launch(
+        topk_kernel, (chosen.programs(rows),),
+        (*scalars, rows, chosen.parts, config.list + config.room), constants | more, pdl=pdl,
+        num_warps=config.warps, maxnreg=config.registers,
+    )  # fmt: skip
+
+
+def _workspace_ends(chosen: TopkPlan, rows: int) -> tuple[int, int, int] | None:
+    """See `_Call`."""
     config = chosen.config
+    if isinstance(config, ShortTopkConfig):
+        return None
     first = config.counter_bytes
     last = _bytes(config, rows if chosen.split else chosen.parts)
-    if workspace is not None:
-        check_workspace(workspace, last, device)
-    s_out = k if out is None else out.stride(0)
-    scalars = (
-        rows, columns, next_n, k, chosen.parts, logits.stride(0), s_out, *steps,
-        config.list + config.room,
-    )  # fmt: skip
-    constants = {
-        "KB": 1 << (k - 1).bit_length(),
-        "SAMPLE": config.sample(columns),
-        "ROOM": config.room,
-        "LIST": config.list,
-        "TILE": config.tile,
-        "WARPS": config.warps,
-        "SPLIT": chosen.split,
-        "USE_START": starts is not None,
-        "LAST_ONLY": last_only,
-    }
-    launch = Launch(
-        topk_kernel, (chosen.programs(rows),), scalars, constants, pdl=supports_pdl(device),
-        num_warps=config.warps,
-    )  # fmt: skip
-    return _Call(rows, launch, (first, (first + last) // 2, last))
+    return first, (first + last) // 2, last
 
 
 def unscored(rows: int, columns: int, device: torch.device) -> Tensor:
@@ -157,7 +184,7 @@ def unscored(rows: int, columns: int, device: torch.device) -> Tensor:
 def workspace_bytes(max_rows: int, *, device: torch.device | str = "cuda") -> int:
     """Bytes of `workspace` that any call of up to `max_rows` rows needs on `device`."""
     arch, hardware = device_table(torch.device(device))
-    return _bytes(TOPK[arch].few, topk_lists(arch, max_rows, hardware.processors))
+    return _bytes(TOPK[arch].many, topk_lists(arch, max_rows, hardware.processors))
 
 
 def _bytes(config: TopkConfig, lists: int) -> int:
@@ -206,13 +233,14 @@ def _check_out(out: Tensor, rows: int, k: int, device: torch.device) -> None:
     require(out.stride(1) == 1 or k == 1, "out", f"strides {out.stride()}", "contiguous rows")
 
 
-def _space(workspace: Tensor | None, call: _Call, device: torch.device) -> tuple[View, View, View]:
+def _space(
+    workspace: Tensor | None, ends: tuple[int, int, int], device: torch.device
+) -> tuple[View, View, View]:
     """Counters, and the lists' values and indices."""
-    first, second, last = call.ends
+    first, second, last = ends
     if workspace is None:
         workspace = torch.empty(last, dtype=torch.uint8, device=device)
         workspace[:first].zero_()
-    check_aligned("workspace", workspace)
     return (
         View(workspace, torch.int32, 0, first),
         View(workspace, torch.float32, first, second),

@@ -1,14 +1,10 @@
-"""The kernel of the exact top-k selection.
+"""The kernel of the exact top-k selection from rows of any length.
 
 A row of at most `ROOM` values is held in registers. Of a longer one a sample is looked at first:
 its quantile gives a threshold that a little more than k values reach, so one pass over the row
 leaves a list of few candidates, which then are held in registers. The sample decides speed alone:
 where it misleads (fewer than k candidates, or more than there is room for), the list or the row is
 counted until the threshold fits.
-
-In registers the k largest are found by sorting values into bins of equal width, so that few lie in
-the bin of the k-th, which a warp compares with each other. Where many do, a radix selection on
-integer keys follows.
 
 Where several programs share a row, all add to the row's list, and the one that is done last selects
 from it.
@@ -28,12 +24,19 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from glm5_kernel.ops.portable import IN_INTERPRETER
-from glm5_kernel.ops.topk_ptx import claim_code, largest_code, operands, tally_code
+from glm5_kernel.ops.topk_parts import (
+    ABSENT,
+    LEAST,
+    MOST,
+    end_of,
+    identity,
+    key_of,
+    largest,
+    least_value,
+    value_bits,
+)
+from glm5_kernel.ops.topk_ptx import claim_code, operands, tally_code
 
-ABSENT = tl.constexpr(-(2**31))
-"""Key of what is no value; those of values lie between the next two, both included."""
-LEAST = tl.constexpr(-(2**31) + 1)
-MOST = tl.constexpr(2**31 - 2)
 MOST_BINS = tl.constexpr(2048)
 """All histograms of a kernel together, and what Triton needs, must stay below 48 KB."""
 
@@ -75,75 +78,11 @@ def _claim(p_counter, m_hit, WARPS: tl.constexpr):
 
 
 @triton.jit
-def _first_of(m_tie, b_index, n, need):
-    """The index below which lie `need` of those in `m_tie`."""
-    low = n * 0
-    high = n
-    while low < high:
-        middle = (low + high) // 2
-        enough = tl.sum((m_tie & (b_index < middle)).to(tl.int32), 0) >= need
-        high = tl.where(enough, middle, high)
-        low = tl.where(enough, low, middle + 1)
-    return low
-
-
-@triton.jit
-def _largest(b_key, b_index, k, slack, NUMBERED: tl.constexpr, WARPS: tl.constexpr):
-    """A number of its own, from 0, for each of the k largest keys, and -1 for the others.
-
-    Without NUMBERED it is any number from 0 on.
-    Of equal keys those with the smallest indices are taken. Where it is quicker up to `slack` more
-    are, without passing over a larger one.
-    """
-    if IN_INTERPRETER:
-        low = k * 0 + ABSENT
-        step = k * 0 + 2**30
-        if tl.sum((b_key >= 0).to(tl.int32), 0) >= k:
-            low = k * 0
-        while step > 0:
-            enough = tl.sum((b_key >= low + step).to(tl.int32), 0) >= k
-            low = tl.where(enough, low + step, low)
-            step = step // 2
-        m_tie = b_key == low
-        need = k - tl.sum((b_key > low).to(tl.int32), 0)
-        end = _first_of(m_tie, b_index, tl.max(b_index, 0) + 1, need)
-        m_taken = (b_key > low) | (m_tie & (b_index < end))
-        return tl.where(m_taken, tl.cumsum(m_taken.to(tl.int32), 0) - 1, -1)
-    SIZE: tl.constexpr = b_key.shape[0]
-    N: tl.constexpr = SIZE // (32 * WARPS)
-    code: tl.constexpr = largest_code(N, WARPS, NUMBERED)
-    kinds: tl.constexpr = operands(N, "rrrr")
-    b_k = tl.broadcast_to(k, (SIZE,))
-    b_slack = tl.broadcast_to(slack, (SIZE,))
-    given = [b_key, b_index, b_k, b_slack]
-    return tl.inline_asm_elementwise(code, kinds, given, tl.int32, False, N)
-
-
-@triton.jit
-def _flip(bits):
-    """Between the bits of float32 and int32 in the same order; its own inverse."""
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
-
-
-@triton.jit
-def _key(value):
-    """Keys in the order of the values; both zeros have the same, NaN the largest."""
-    bits = (value + 0.0).to(tl.int32, bitcast=True)
-    return tl.where(value != value, MOST, _flip(bits))
-
-
-@triton.jit
-def _least(key):
-    """What no value with this key or a larger one is less than."""
-    return _flip(key).to(tl.float32, bitcast=True)
-
-
-@triton.jit
 def _keys(p_from, o_n, n):
     m_n = o_n < n
     # Not from the first-level cache: other multiprocessors may have written this.
     b_value = tl.load(p_from + o_n, mask=m_n, other=0.0, cache_modifier=".cg")
-    return tl.where(m_n, _key(b_value), ABSENT)
+    return tl.where(m_n, key_of(b_value), ABSENT)
 
 
 @triton.jit
@@ -193,20 +132,18 @@ def _write(p_out, b_key, b_index, high, width, before, ties, need):
 
 
 @triton.jit
-def _select(b_ahead, ahead, p_from, p_index, p_out, n, k, listed,
+def _select(p_from, p_index, p_out, n, k, listed,
             ROOM: tl.constexpr, WARPS: tl.constexpr):  # fmt: skip
     """Write the k largest of n values, k <= n <= ROOM; of equal ones those that come first.
 
-    They are in `b_ahead` already if `ahead`. A row's indices are its positions, those of a list
-    (`listed`) at `p_index`.
+    A row's indices are its positions, those of a list (`listed`) at `p_index`.
     """
     o_n = tl.arange(0, ROOM)
     m_n = o_n < n
-    b_value = tl.load(p_from + o_n, mask=m_n & (ahead == 0), other=0.0, cache_modifier=".cg")
-    b_key = tl.where(m_n, _key(tl.where(ahead, b_ahead, b_value)), ABSENT)
+    b_bits = value_bits(tl.load(p_from + o_n, mask=m_n, other=0.0, cache_modifier=".cg"), m_n)
     b_index = tl.load(p_index + o_n, mask=m_n & listed, other=0, cache_modifier=".cg")
     b_index = tl.where(listed, b_index, o_n)
-    b_place = _largest(b_key, b_index, k, k * 0, True, WARPS)
+    b_place = largest(b_bits, b_index, k, k * 0, n, True, WARPS)
     tl.store(p_out + b_place, b_index, mask=b_place >= 0)
 
 
@@ -216,7 +153,8 @@ def _threshold(p_row, n, k, SAMPLE: tl.constexpr, WARPS: tl.constexpr):
 
     The sample has one value, anywhere, of each of SAMPLE equal stretches of the row.
     """
-    o_s = tl.arange(0, SAMPLE)
+    # Zero is added that follows from the row: registers for this would be held from row to row.
+    o_s = tl.arange(0, SAMPLE) + (n >> 31)
     each = n // SAMPLE
     rest = n % SAMPLE
     o_start = o_s * each + (o_s * rest) // SAMPLE
@@ -224,29 +162,33 @@ def _threshold(p_row, n, k, SAMPLE: tl.constexpr, WARPS: tl.constexpr):
     # 16 random bits of a width of at most 16.
     b_hash = (o_s.to(tl.uint32) * 2654435761) >> 16
     b_step = (b_hash * tl.minimum(b_width, 65_535).to(tl.uint32)) >> 16
-    b_key = _key(tl.load(p_row + o_start + b_step.to(tl.int32)))
+    b_value = tl.load(p_row + o_start + b_step.to(tl.int32))
     # That many of the sample are among the k largest on average; plus 3.5 deviations.
     mean = k * (SAMPLE * 1.0) / n
     rank = tl.minimum((mean + 3.5 * tl.sqrt(mean) + 3.0).to(tl.int32), SAMPLE)
-    b_taken = _largest(b_key, o_s, rank, rank // 16, False, WARPS)
-    return _least(tl.min(tl.where(b_taken >= 0, b_key, MOST), 0))
+    b_bits = value_bits(b_value, o_s >= 0)
+    b_taken = largest(b_bits, o_s, rank, rank // 16, rank * 0 + SAMPLE, False, WARPS)
+    return least_value(tl.min(tl.where(b_taken >= 0, key_of(b_value), MOST), 0))
 
 
 @triton.jit
-def _collect(p_from, p_from_index, p_counter, p_value, p_index, first, n, step, threshold, room,
-             listed, TILE: tl.constexpr, WARPS: tl.constexpr):  # fmt: skip
+def _tile(p_from, start, n, TILE: tl.constexpr):
+    o_t = start + tl.arange(0, TILE)
+    return tl.load(p_from + o_t, mask=o_t < n, other=0.0)
+
+
+@triton.jit
+def _collect(b_next, p_from, p_from_index, p_counter, p_value, p_index, first, n, step, threshold,
+             room, listed, TILE: tl.constexpr, WARPS: tl.constexpr):  # fmt: skip
     """Put the values that are not less than the threshold on the list, as long as there is room.
 
-    Looks at tiles `first`, `first + step`, … of n values. The counter goes up by as many as
-    are not less.
+    Looks at tiles `first`, `first + step`, … of n values, the first of which is in `b_next`. The
+    counter goes up by as many as are not less.
     """
     o_t = tl.arange(0, TILE)
-    p_from = p_from + o_t
-    b_next = tl.load(p_from + first * TILE, mask=first * TILE + o_t < n, other=0.0)
     for t in range(first * TILE, n, step * TILE):
         b_value = b_next
-        o_next = t + step * TILE
-        b_next = tl.load(p_from + o_next, mask=o_next + o_t < n, other=0.0)
+        b_next = _tile(p_from, t + step * TILE, n, TILE)
         m_hit = ~(b_value < threshold) & (t + o_t < n)
         b_place = _claim(p_counter, m_hit, WARPS)
         m_kept = m_hit & (b_place < room)
@@ -301,9 +243,10 @@ def _better_list(p_row, p_counter, p_value, p_index, p_out, n, k, count,
         n_from = count
     high, width, n_over, n_reach = _narrow_down(p_from, n_from, k, ROOM, TILE, WARPS)
     if n_reach <= ROOM:
-        least = _least(high - width.to(tl.int32, bitcast=True))
-        _collect(p_from, p_index, p_counter, p_value + LIST, p_index + LIST, n * 0, n_from,
-                 n * 0 + 1, least, ROOM, listed, TILE, WARPS)  # fmt: skip
+        least = least_value(high - width.to(tl.int32, bitcast=True))
+        b_first = _tile(p_from, n * 0, n_from, TILE)
+        _collect(b_first, p_from, p_index, p_counter, p_value + LIST, p_index + LIST, n * 0,
+                 n_from, n * 0 + 1, least, ROOM, listed, TILE, WARPS)  # fmt: skip
         tl.debug_barrier()
         n_reach = tl.minimum(tl.atomic_xchg(p_counter, 0, sem="relaxed"), ROOM)
     else:
@@ -318,34 +261,23 @@ def _better_list(p_row, p_counter, p_value, p_index, p_out, n, k, count,
 
 
 @triton.jit
-def _identity(p_out, n, k, KB: tl.constexpr):
-    o_k = tl.arange(0, KB)
-    tl.store(p_out + o_k, tl.where(o_k < n, o_k, -1), mask=o_k < k)
-
-
-@triton.jit
 def _bounds(p_start, p_end, i_row, next_n, s_end, s_end_next, n_columns,
             USE_START: tl.constexpr, LAST_ONLY: tl.constexpr):  # fmt: skip
     """First column and number of columns of a row, inside the matrix whatever is given."""
     start = n_columns * 0
     if USE_START:
         start = tl.load(p_start + i_row)
-    i_b = i_row // next_n
-    i_n = i_row % next_n
-    if LAST_ONLY:
-        end = tl.load(p_end + i_b * s_end) - (next_n - 1 - i_n)
-    else:
-        end = tl.load(p_end + i_b * s_end + i_n * s_end_next)
+    o_end, n_less = end_of(i_row, next_n, s_end, s_end_next, LAST_ONLY)
     start = tl.minimum(tl.maximum(start, 0), n_columns)
-    end = tl.minimum(end, n_columns)
-    return start, tl.maximum(end - start, 0)
+    end = tl.minimum(tl.maximum(tl.load(p_end + o_end), 0) - n_less, n_columns)
+    return start, tl.maximum(end, start) - start
 
 
 @triton.jit
-def _row(b_ahead, ahead, p_row, p_counter, p_value, p_index, p_out, n, k, i_part, n_parts,
+def _row(p_row, p_counter, p_value, p_index, p_out, n, k, i_part, n_parts,
          KB: tl.constexpr, SAMPLE: tl.constexpr, ROOM: tl.constexpr, LIST: tl.constexpr,
          TILE: tl.constexpr, WARPS: tl.constexpr):  # fmt: skip
-    """One program's part of a row of n values, that are in `b_ahead` already if `ahead`.
+    """One program's part of a row of n values.
 
     p_counter: two numbers, 0 before and after: values on the list, programs that are done.
     p_value, p_index: the list, of LIST values and of ROOM more.
@@ -357,9 +289,10 @@ def _row(b_ahead, ahead, p_row, p_counter, p_value, p_index, p_out, n, k, i_part
         n_active = tl.minimum(n_parts, tl.cdiv(n, TILE))
         n_from = n * 0
         if i_part < n_active:
+            b_first = _tile(p_row, i_part * TILE, n, TILE)  # arrives while the sample is looked at
             threshold = _threshold(p_row, n, k, SAMPLE, WARPS)
-            _collect(p_row, p_index, p_counter, p_value, p_index, i_part, n, n_active, threshold,
-                     LIST, False, TILE, WARPS)  # fmt: skip
+            _collect(b_first, p_row, p_index, p_counter, p_value, p_index, i_part, n, n_active,
+                     threshold, LIST, False, TILE, WARPS)  # fmt: skip
             # All threads' values are on the list before this program counts as done.
             tl.debug_barrier()
             if tl.atomic_add(p_counter + 1, 1, sem="acq_rel") == n_active - 1:
@@ -375,13 +308,13 @@ def _row(b_ahead, ahead, p_row, p_counter, p_value, p_index, p_out, n, k, i_part
     elif i_part > 0:
         n_from = n * 0
     elif n <= k:
-        _identity(p_out, n, k, KB)
+        identity(p_out, n, k, KB)
     if (n_from > k) | (listed & (n_from == k)):
-        _select(b_ahead, ahead, p_from, p_index, p_out, n_from, k, listed, ROOM, WARPS)
+        _select(p_from, p_index, p_out, n_from, k, listed, ROOM, WARPS)
 
 
 ARGUMENTS = [
-    "n_rows", "n_columns", "next_n", "k", "n_parts", "s_row", "s_out", "s_end", "s_end_next",
+    "n_columns", "next_n", "k", "s_row", "s_out", "s_end", "s_end_next", "n_rows", "n_parts",
     "s_list",
 ]  # fmt: skip
 
@@ -389,7 +322,7 @@ ARGUMENTS = [
 @triton.jit(do_not_specialize=ARGUMENTS, do_not_specialize_on_alignment=["p_start", "p_end"])
 def topk_kernel(
     p_logits, p_start, p_end, p_out, p_counter, p_value, p_index,
-    n_rows, n_columns, next_n, k, n_parts, s_row, s_out, s_end, s_end_next, s_list,
+    n_columns, next_n, k, s_row, s_out, s_end, s_end_next, n_rows, n_parts, s_list,
     KB: tl.constexpr,
     SAMPLE: tl.constexpr,
     ROOM: tl.constexpr,
@@ -411,10 +344,6 @@ def topk_kernel(
     memory in between, and repeat `_claim` to save itself that, which is not the same.
     """
     i = tl.program_id(0)
-    o_n = tl.arange(0, ROOM)
-    # More than 8 values a thread would cost a second program per multiprocessor.
-    AHEAD: tl.constexpr = (not USE_START) and ROOM <= 8 * 32 * WARPS
-    ahead = (n_columns <= ROOM) & AHEAD
     if PDL:
         gdc_wait()
         # What follows may take its place meanwhile; it waits for this kernel's end itself.
@@ -427,19 +356,17 @@ def topk_kernel(
         o_list = i_row.to(tl.int64) * s_list
         p_row = p_logits + i_row.to(tl.int64) * s_row + start
         p_to = p_out + i_row.to(tl.int64) * s_out
-        _row(o_n * 0.0, False, p_row, p_counter + 2 * i_row, p_value + o_list, p_index + o_list,
+        _row(p_row, p_counter + 2 * i_row, p_value + o_list, p_index + o_list,
              p_to, n, k, i_part, n_parts, KB, SAMPLE, ROOM, LIST, TILE, WARPS)  # fmt: skip
     else:
         o_list = i.to(tl.int64) * s_list
         for i_next in range(i, n_rows, n_parts):
             i_row = n_rows * 0 + i_next  # in the interpreter a loop's index is no tensor
             p_row = p_logits + i_row.to(tl.int64) * s_row
-            # Without waiting for the bounds: both come from memory, and a short row is little else.
-            b_ahead = tl.load(p_row + o_n, mask=ahead & (o_n < n_columns), other=0.0)
             start, n = _bounds(p_start, p_end, i_row, next_n, s_end, s_end_next, n_columns,
                                USE_START, LAST_ONLY)  # fmt: skip
             p_to = p_out + i_row.to(tl.int64) * s_out
-            _row(b_ahead, ahead, p_row + start, p_counter + 2 * i, p_value + o_list,
+            _row(p_row + start, p_counter + 2 * i, p_value + o_list,
                  p_index + o_list, p_to, n, k, n_rows * 0, n_rows * 0 + 1,
                  KB, SAMPLE, ROOM, LIST, TILE, WARPS)  # fmt: skip
             tl.debug_barrier()

@@ -3,7 +3,7 @@
 A block stands between braces, with names of its own. `$0`, `$1`, … are a thread's operands: n of
 each kind, results first. `tests/kernel/ptx.py` runs these blocks without a GPU.
 
-Keys are int32 in the order of the values; the least of all is that of what is no value.
+Keys are int32 in the order of the values.
 """
 # Functions that Triton calls while it compiles are untyped.
 # ruff: noqa: ANN001, ANN201, ANN202
@@ -39,23 +39,23 @@ def tally_code(n, bins):
 
 @triton.constexpr_function
 def largest_code(n, warps, numbered):
-    """An exact selection, for n keys a thread.
+    """An exact selection, for n values a thread.
 
-    Operands: n numbers (out: 0 for each key that is selected, or, if `numbered`, one of its own
-    from 0 on, and -1 for others), n keys, n indices, n times how many are wanted, n times how many
-    more will do.
+    Operands: n numbers (out: 0 for each value that is selected, or, if `numbered`, one of its own
+    from 0 on, and -1 for others), n values' bits (all ones where there is none), n indices, and n
+    times each: how many are wanted, how many more will do, how many values all threads have.
 
     The first pass sorts values into bins of equal width between the least and the largest, so
     that bins are short whatever the values' scale is. Where the bin of the last one wanted holds
-    more than a warp can compare, passes over 11, 11 and 10 bits of the keys follow, and as many
-    over the indices of equal keys. Bit j of `alive` is 1 while key j may be wanted, of `taken` once
-    it is.
+    more than a warp can compare, or a value has no bin, passes over 11, 11 and 10 bits of the keys
+    follow, and as many over the indices of equal keys. Bit j of `alive` is 1 while value j may be
+    wanted, of `taken` once it is.
     """
     each = 2048 // (32 * warps)
     parts = [
         *_declared(n, warps, each), *_cleared(each), *_extent(n), *_by_value(n), "count:",
-        *_counted(n, each), *_bin_of_the_last(each), *_sorted_out(n), *_next_digits(n),
-        "compare:", *_gathered(n), *_compared(n),
+        *_counted(n, each, warps), *_bin_of_the_last(each), *_sorted_out(n), *_next_digits(n),
+        "compare:", *_gathered(n), *_compared(n, warps),
         "place:", *(_numbered(n) if numbered else _marked(n)), "}",
     ]  # fmt: skip
     return "\n".join(parts)
@@ -64,51 +64,60 @@ def largest_code(n, warps, numbered):
 @triton.constexpr_function
 def _declared(n, warps, each):
     """Memory and registers; `mine` are a thread's bins, `there` is its lane's place in a list of
-    warps, and `warp` its warp's."""
+    warps, and `warp` its warp's. The bin behind the others takes what is in none of them."""
+    words = (n + 3) // 4
     return [
-        f"{{\n.shared .align 16 .b32 tally[2048];\n.shared .b32 most[{warps}];",
-        f".shared .b32 least[{warps}];\n.shared .b32 sums[{warps}];\n.shared .b32 told[3];",
-        ".shared .b32 few_key[32];\n.shared .b32 few_index[32];\n.shared .b32 counter[2];",
-        ".reg .b32 tid, lane, warp, below, at, mine, there, mask, word, shift;",
-        ".reg .b32 need, will_do, alive, taken, under, equal, bin, before, reach, size, pass;",
-        f".reg .b32 high, low, sum, scan, other, first, rank, i, total, digit<{n}>, count<{each}>;",
-        ".reg .b32 hits, key, index, other_key, other_index;\n.reg .f32 top, width, scale, x;",
+        f"{{\n.shared .align 16 .b32 tally[2052];\n.shared .b32 most[{warps}];",
+        f".shared .b32 least[{warps}];\n.shared .b32 sums[{warps}];",
+        ".shared .align 16 .b32 told[4];\n.shared .align 16 .b32 few[64];",
+        ".shared .b32 chosen[32];\n.shared .b32 counter[2];",
+        ".reg .b32 tid, lane, warp, at, bins, mine, there, mask, word, shift, slot;",
+        ".reg .b32 need, will_do, expected, alive, taken, bin, before, reach, size, pass;",
+        f".reg .b32 high, low, sum, scan, other, first, i, total, digit<{n}>, count<{each}>;",
+        f".reg .b32 hits<{words}>, below<{words}>, sums<{words}>;",
+        ".reg .b32 key, index, other_key, other_index;\n.reg .f32 top, bottom, scale, x, zero;",
         ".reg .pred some, more, is_key;",
-        "mov.u32 tid, %tid.x;\nmov.u32 lane, %laneid;\nmov.u32 below, %lanemask_lt;",
-        "shr.u32 warp, tid, 5;\nmov.u32 at, tally;",
-        f"mad.lo.u32 mine, tid, {4 * each}, at;\nand.b32 there, lane, {warps - 1};",
+        "mov.u32 tid, %tid.x;\nmov.u32 lane, %laneid;",
+        "shr.u32 warp, tid, 5;\nmov.u32 bins, tally;",
+        f"mad.lo.u32 mine, tid, {4 * each}, bins;\nand.b32 there, lane, {warps - 1};",
         "shl.b32 there, there, 2;\nshl.b32 warp, warp, 2;",
-        f"mov.b32 need, ${3 * n};\nmov.b32 will_do, ${4 * n};",
-        "mov.b32 alive, 0;\nmov.b32 taken, 0;\nmov.b32 pass, 0;",
+        f"mov.b32 need, ${3 * n};\nmov.b32 will_do, ${4 * n};\nmov.b32 expected, ${5 * n};",
+        "mov.b32 taken, 0;\nmov.b32 pass, 0;",
     ]
+
+
+@triton.constexpr_function
+def _vector(each):
+    """The width of an access to a thread's bins, and where each begins."""
+    width = min(4, each)
+    return width, range(0, each, width)
 
 
 @triton.constexpr_function
 def _cleared(each):
     """A thread's bins."""
-    return [f"st.shared.v4.b32 [mine+{4 * j}], {{0, 0, 0, 0}};" for j in range(0, each, 4)]
+    width, starts = _vector(each)
+    zeros = ", ".join(["0"] * width)
+    return [f"st.shared.v{width}.b32 [mine+{4 * j}], {{{zeros}}};" for j in starts]
 
 
 @triton.constexpr_function
 def _extent(n):
-    """`high` and `low`, the largest and the least key of all threads.
+    """`top` and `bottom`, the largest and the least of all values; what is no number counts not.
 
-    Of the least the distance from what is no value is taken, which so is the farthest.
+    Between warps they are keys, in the order of the values.
     """
-    lines = [f"mov.b32 high, {-(2**31)};\nmov.b32 low, -1;"]
+    lines = ["mov.b32 top, 0fFF800000;\nmov.b32 bottom, 0f7F800000;"]
     for j in range(n):
-        lines += [
-            f"max.s32 high, high, ${n + j};\nadd.s32 other, ${n + j}, {2**31 - 1};",
-            f"min.u32 low, low, other;\nsetp.ne.s32 some, ${n + j}, {-(2**31)};",
-            f"@some or.b32 alive, alive, {1 << j};",
-        ]
+        lines.append(f"mov.b32 x, ${n + j};\nmax.f32 top, top, x;\nmin.f32 bottom, bottom, x;")
     both = [
         "redux.sync.max.s32 high, high, 0xffffffff;",
-        "redux.sync.min.u32 low, low, 0xffffffff;",
+        "redux.sync.min.s32 low, low, 0xffffffff;",
     ]
     return [
         *lines,
-        *both,
+        "mov.b32 high, top;\nmov.b32 low, bottom;",
+        *_flipped("high"), *_flipped("low"), *both,
         "mov.u32 at, most;\nadd.u32 at, at, warp;\nmov.u32 other, least;",
         "add.u32 other, other, warp;\nsetp.eq.u32 some, lane, 0;",
         "@some st.shared.b32 [at], high;\n@some st.shared.b32 [other], low;",
@@ -116,56 +125,73 @@ def _extent(n):
         "@some st.shared.b32 [counter+4], 0;\nbar.sync 0;",
         "mov.u32 at, most;\nadd.u32 at, at, there;\nld.shared.b32 high, [at];",
         "mov.u32 at, least;\nadd.u32 at, at, there;\nld.shared.b32 low, [at];",
-        *both,
-        f"sub.s32 low, low, {2**31 - 1};",
+        *both, *_flipped("high"), *_flipped("low"),
+        "mov.b32 top, high;\nmov.b32 bottom, low;",
+    ]  # fmt: skip
+
+
+@triton.constexpr_function
+def _flipped(name):
+    """Between a value's bits and its key, in place."""
+    return [
+        f"shr.s32 other, {name}, 31;\nand.b32 other, other, 0x7fffffff;",
+        f"xor.b32 {name}, {name}, other;",
     ]
 
 
 @triton.constexpr_function
-def _value(key, into):
-    """The float32 that a key is of."""
+def _key(value, into):
+    """A value's key: both zeros have the same, and what is no number the largest.
+
+    `zero` follows from the pass, or keys would be made before the first, where hardly any are used.
+    """
     return [
-        f"shr.s32 other, {key}, 31;\nand.b32 other, other, 0x7fffffff;",
-        f"xor.b32 other, other, {key};\nmov.b32 {into}, other;",
-    ]
+        f"mov.b32 x, {value};\nadd.rn.f32 x, x, zero;\nmov.b32 {into}, x;",
+        *_flipped(into), "testp.notanumber.f32 some, x;",
+        f"selp.b32 {into}, 0x7fffffff, {into}, some;",
+    ]  # fmt: skip
+
+
+@triton.constexpr_function
+def _zero():
+    return ["shr.u32 other, pass, 8;\nmov.b32 zero, other;"]
 
 
 @triton.constexpr_function
 def _by_value(n):
-    """Each key's bin, `digit`: those of the largest values come first.
+    """Each value's bin, `digit`: those of the largest values come first.
 
-    There is no scale where an end is infinite or no number: then all values are in the first bin.
+    What is added makes the distance from the top the last bits of the sum. Where an end is
+    infinite, or there is no distance between them, values have no bin; nor has what is no number.
     """
     lines = [
-        *_value("high", "top"), *_value("low", "x"),
-        "sub.rn.f32 width, top, x;\nrcp.approx.f32 scale, width;",
-        "mul.rn.f32 scale, scale, 2047.0;\ntestp.finite.f32 some, width;",
-        "selp.f32 scale, scale, 0f00000000, some;",
-    ]  # fmt: skip
+        "sub.rn.f32 scale, top, bottom;\nrcp.approx.ftz.f32 scale, scale;",
+        "mul.rn.f32 scale, scale, 0f44FFE000;",
+    ]
     for j in range(n):
-        lines += [
-            *_value(f"${n + j}", "x"),
-            "sub.rn.f32 x, top, x;\nmul.rn.f32 x, x, scale;",
-            f"cvt.rzi.u32.f32 digit{j}, x;\nmin.u32 digit{j}, digit{j}, 2047;",
-        ]
+        lines.append(
+            f"mov.b32 x, ${n + j};\nsub.rn.f32 x, top, x;\nfma.rn.f32 x, x, scale, 0f4B000000;\n"
+            f"mov.b32 digit{j}, x;\nsub.u32 digit{j}, digit{j}, 0x4b000000;\n"
+            f"min.u32 digit{j}, digit{j}, 2048;"
+        )
     return lines
 
 
 @triton.constexpr_function
-def _counted(n, each):
+def _counted(n, each, warps):
     """How many are in a thread's bins (`count`, `sum`), in those of the threads before it
-    (`first`); the bins are cleared for the next pass."""
+    (`first`), and in all; the bins are cleared for the next pass. Where a value has no bin, keys
+    decide."""
     lines = []
     for j in range(n):
-        lines += [
-            f"and.b32 other, alive, {1 << j};\nsetp.ne.u32 some, other, 0;",
-            f"mov.u32 at, tally;\nmad.lo.u32 at, digit{j}, 4, at;",
-            "@some red.shared.add.u32 [at], 1;",
-        ]
+        lines.append(f"mad.lo.u32 at, digit{j}, 4, bins;\nred.shared.add.u32 [at], 1;")
     lines.append("bar.sync 0;")
     names = [f"count{j}" for j in range(each)]
-    for j in range(0, each, 4):
-        lines.append(f"ld.shared.v4.b32 {{{', '.join(names[j : j + 4])}}}, [mine+{4 * j}];")
+    width, starts = _vector(each)
+    for j in starts:
+        lines.append(
+            f"ld.shared.v{width}.b32 {{{', '.join(names[j : j + width])}}}, [mine+{4 * j}];"
+        )
     lines += [*_cleared(each), "mov.b32 sum, 0;", *(f"add.u32 sum, sum, {each};" for each in names)]
     lines.append("mov.b32 scan, sum;")
     for step in (1, 2, 4, 8, 16):
@@ -177,9 +203,12 @@ def _counted(n, each):
         *lines,
         "setp.eq.u32 some, lane, 31;\nmov.u32 at, sums;\nadd.u32 at, at, warp;",
         "@some st.shared.b32 [at], scan;\nbar.sync 0;\nsub.u32 first, scan, sum;",
-        "mov.u32 at, sums;\nadd.u32 at, at, there;\nld.shared.b32 other, [at];",
-        "shl.b32 i, lane, 2;\nsetp.lt.u32 some, i, warp;\nselp.b32 other, other, 0, some;",
+        "mov.u32 at, sums;\nadd.u32 at, at, there;\nld.shared.b32 total, [at];",
+        f"setp.lt.u32 some, lane, {warps};\nselp.b32 total, total, 0, some;",
+        "shl.b32 i, lane, 2;\nsetp.lt.u32 some, i, warp;\nselp.b32 other, total, 0, some;",
+        "redux.sync.add.u32 total, total, 0xffffffff;",
         "redux.sync.add.u32 other, other, 0xffffffff;\nadd.u32 first, first, other;",
+        "setp.ne.u32 some, total, expected;\n@some bra keys;",
     ]
 
 
@@ -187,19 +216,20 @@ def _counted(n, each):
 def _bin_of_the_last(each):
     """The one bin that the rank falls into tells everybody its number, how many are in those
     before it, and how many up to its end."""
-    lines = []
+    lines = [
+        "add.u32 other, first, sum;\nsetp.lt.u32 some, first, need;",
+        "setp.ge.and.u32 some, other, need, some;\nnot.pred some, some;\n@some bra told_all;",
+    ]
     for j in range(each):
         lines += [
             "setp.lt.u32 more, first, need;\nmov.b32 other, first;",
             f"add.u32 first, first, count{j};",
             f"setp.ge.and.u32 some, first, need, more;\nmad.lo.u32 bin, tid, {each}, {j};",
-            "@some st.shared.b32 [told], bin;\n@some st.shared.b32 [told+4], other;",
-            "@some st.shared.b32 [told+8], first;",
+            "@some st.shared.v4.b32 [told], {bin, other, first, 0};",
         ]
     return [
         *lines,
-        "bar.sync 0;\nld.shared.b32 bin, [told];\nld.shared.b32 before, [told+4];",
-        "ld.shared.b32 reach, [told+8];\nmov.b32 under, 0;\nmov.b32 equal, 0;",
+        "told_all:\nbar.sync 0;\nld.shared.v4.b32 {bin, before, reach, other}, [told];",
     ]
 
 
@@ -207,82 +237,95 @@ def _bin_of_the_last(each):
 def _sorted_out(n):
     """Those in earlier bins are taken, those in later ones are not. Where the bin of the last is
     wanted as a whole, or so few are in it that a warp can compare them, no pass follows."""
-    lines = []
+    lines = ["mov.b32 alive, 0;"]
     for j in range(n):
         lines += [
-            f"setp.lt.u32 some, digit{j}, bin;\n@some or.b32 under, under, {1 << j};",
-            f"setp.eq.u32 some, digit{j}, bin;\n@some or.b32 equal, equal, {1 << j};",
+            f"setp.lt.u32 some, digit{j}, bin;\n@some or.b32 taken, taken, {1 << j};",
+            f"setp.eq.u32 some, digit{j}, bin;\n@some or.b32 alive, alive, {1 << j};",
         ]
     return [
         *lines,
-        "and.b32 under, under, alive;\nor.b32 taken, taken, under;\nand.b32 alive, alive, equal;",
-        "sub.u32 need, need, before;\nsub.u32 size, reach, before;",
+        "sub.u32 need, need, before;\nsub.u32 size, reach, before;\nmov.b32 expected, size;",
         "add.u32 other, need, will_do;\nsetp.ge.u32 some, pass, 6;",
         "setp.le.or.u32 some, size, other, some;",
         "@some or.b32 taken, taken, alive;\n@some bra place;",
-        "setp.le.u32 some, size, 32;\n@some bra compare;",
+        "setp.le.u32 some, size, 32;\n@some bra compare;\nbra.uni next;",
     ]
 
 
 @triton.constexpr_function
 def _next_digits(n):
-    """For another pass: bits of the keys, the largest first, then of the indices."""
-    lines = [
-        "add.u32 pass, pass, 1;\nsetp.gt.u32 is_key, pass, 3;\nselp.b32 i, 3, 0, is_key;",
+    """For another pass: bits of the keys, the largest first, then of the indices. `keys`: all
+    values are alive."""
+    lines = [f"keys:\nmov.b32 alive, 0;\nmov.b32 expected, ${5 * n};"]
+    for j in range(n):
+        lines.append(f"setp.ne.s32 some, ${n + j}, -1;\n@some or.b32 alive, alive, {1 << j};")
+    lines += [
+        "next:\nadd.u32 pass, pass, 1;\nsetp.gt.u32 is_key, pass, 3;\nselp.b32 i, 3, 0, is_key;",
         "not.pred is_key, is_key;\nsub.u32 i, pass, i;\nmul.lo.u32 i, i, 11;",
         "mov.b32 shift, 32;\nsub.s32 shift, shift, i;\nmax.s32 shift, shift, 0;",
         "setp.eq.u32 some, shift, 0;\nselp.b32 mask, 1023, 2047, some;",
+        *_zero(),
     ]
     for j in range(n):
         lines += [
-            f"xor.b32 word, ${n + j}, 0x7fffffff;\nselp.b32 word, word, ${2 * n + j}, is_key;",
+            *_key(f"${n + j}", "word"),
+            f"xor.b32 word, word, 0x7fffffff;\nselp.b32 word, word, ${2 * n + j}, is_key;",
             f"shr.u32 word, word, shift;\nand.b32 digit{j}, word, mask;",
+            f"and.b32 other, alive, {1 << j};\nsetp.ne.u32 some, other, 0;",
+            f"selp.b32 digit{j}, digit{j}, 2048, some;",
         ]
     return [*lines, "bra.uni count;"]
 
 
 @triton.constexpr_function
 def _gathered(n):
-    """`key` and `index` of the few, one in each lane of every warp."""
-    lines = ["setp.eq.u32 some, alive, 0;\n@some bra gathered;"]
+    """Keys and indices of the few, each in a slot of its own; a thread's follow each other."""
+    lines = [
+        "setp.eq.u32 some, alive, 0;\n@some bra gathered;\npopc.b32 i, alive;",
+        "atom.shared.add.u32 slot, [counter], i;\nmov.u32 at, few;\nmad.lo.u32 at, slot, 8, at;",
+        *_zero(),
+    ]
     for j in range(n):
         lines += [
-            f"and.b32 other, alive, {1 << j};\nsetp.ne.u32 some, other, 0;",
-            "@some atom.shared.add.u32 i, [counter], 1;\nmov.u32 at, few_key;",
-            "mad.lo.u32 at, i, 4, at;",
-            f"@some st.shared.b32 [at], ${n + j};\nmov.u32 at, few_index;",
-            f"mad.lo.u32 at, i, 4, at;\n@some st.shared.b32 [at], ${2 * n + j};",
+            f"and.b32 other, alive, {1 << j};\nsetp.eq.u32 some, other, 0;\n@some bra passed{j};",
+            *_key(f"${n + j}", "key"),
+            f"st.shared.v2.b32 [at], {{key, ${2 * n + j}}};\nadd.u32 at, at, 8;\npassed{j}:",
         ]
-    return [
-        *lines,
-        "gathered:\nbar.sync 0;\nmov.u32 at, few_key;\nmad.lo.u32 at, lane, 4, at;",
-        "ld.shared.b32 key, [at];\nmov.u32 at, few_index;\nmad.lo.u32 at, lane, 4, at;",
-        "ld.shared.b32 index, [at];\nmov.b32 rank, 0;\nmov.b32 i, 0;",
-    ]
+    return [*lines, "gathered:\nbar.sync 0;"]
 
 
 @triton.constexpr_function
-def _compared(n):
-    """The last that is wanted is the one that need − 1 of the few come before; up to it all of them
-    are taken."""
+def _compared(n, warps):
+    """Each of the few is chosen that fewer come before than are needed. A warp finds that out of
+    every so many-th, whose threads have one of the others each."""
     lines = [
-        "next:\nshfl.sync.idx.b32 other_key, key, i, 31, 0xffffffff;",
-        "shfl.sync.idx.b32 other_index, index, i, 31, 0xffffffff;",
-        "setp.lt.s32 some, other_index, index;\nsetp.eq.and.s32 some, other_key, key, some;",
-        "setp.gt.or.s32 some, other_key, key, some;\n@some add.u32 rank, rank, 1;",
-        "add.u32 i, i, 1;\nsetp.lt.u32 some, i, size;\n@some bra.uni next;",
-        "add.u32 rank, rank, 1;\nsetp.lt.u32 more, lane, size;",
-        "setp.eq.and.u32 some, rank, need, more;\nvote.sync.ballot.b32 i, some, 0xffffffff;",
-        "bfind.u32 i, i;\nshfl.sync.idx.b32 key, key, i, 31, 0xffffffff;",
-        "shfl.sync.idx.b32 index, index, i, 31, 0xffffffff;",
+        "mov.u32 at, few;\nmad.lo.u32 at, lane, 8, at;\nld.shared.v2.b32 {key, index}, [at];",
+        "setp.lt.u32 more, lane, size;\nshr.u32 i, warp, 2;",
+    ]
+    for start in range(0, 32, warps):
+        if start:
+            lines.append(f"add.u32 i, i, {warps};")
+        lines += [
+            "setp.ge.u32 some, i, size;\n@some bra ranked;",
+            "mov.u32 at, few;\nmad.lo.u32 at, i, 8, at;",
+            "ld.shared.v2.b32 {other_key, other_index}, [at];",
+            "setp.lt.s32 some, index, other_index;\nsetp.eq.and.s32 some, key, other_key, some;",
+            "setp.gt.or.s32 some, key, other_key, some;\nand.pred some, some, more;",
+            "vote.sync.ballot.b32 other, some, 0xffffffff;\npopc.b32 other, other;",
+            "setp.lt.u32 some, other, need;\nselp.b32 other, 1, 0, some;",
+            "mov.u32 at, chosen;\nmad.lo.u32 at, i, 4, at;\nsetp.eq.u32 some, lane, 0;",
+            "@some st.shared.b32 [at], other;",
+        ]
+    lines += [
+        "ranked:\nbar.sync 0;\nsetp.eq.u32 some, alive, 0;\n@some bra place;",
+        "mov.u32 at, chosen;\nmad.lo.u32 at, slot, 4, at;",
     ]
     for j in range(n):
         lines += [
-            f"setp.le.s32 some, ${2 * n + j}, index;",
-            f"setp.eq.and.s32 some, ${n + j}, key, some;",
-            f"setp.gt.or.s32 some, ${n + j}, key, some;\nand.b32 other, alive, {1 << j};",
-            "setp.ne.and.u32 some, other, 0, some;",
-            f"@some or.b32 taken, taken, {1 << j};",
+            f"and.b32 other, alive, {1 << j};\nsetp.eq.u32 some, other, 0;\n@some bra known{j};",
+            "ld.shared.b32 other, [at];\nadd.u32 at, at, 4;\nsetp.ne.u32 some, other, 0;",
+            f"@some or.b32 taken, taken, {1 << j};\nknown{j}:",
         ]
     return lines
 
@@ -290,22 +333,32 @@ def _compared(n):
 @triton.constexpr_function
 def _marked(n):
     """Without numbers."""
-    lines = []
-    for j in range(n):
-        lines += [
-            f"and.b32 other, taken, {1 << j};\nsetp.ne.u32 some, other, 0;",
-            f"selp.b32 ${j}, 0, -1, some;",
-        ]
-    return lines
+    return [*_or_none(n, ["0"] * n)]
 
 
 @triton.constexpr_function
 def _numbered(n):
     """A warp's numbers follow each other, so that its stores lie together."""
-    taken = [f"and.b32 other, taken, {1 << j};\nsetp.ne.u32 some, other, 0;" for j in range(n)]
-    lines = _claimed(taken, [f"digit{j}" for j in range(n)], "shared", "counter+4")
+    lines = []
+    for start in range(0, n, 4):
+        word = f"hits{start // 4}"
+        # Four bits, spread over the bytes of a word.
+        lines.append(
+            f"shr.u32 {word}, taken, {start};\nand.b32 {word}, {word}, 15;\n"
+            f"mul.lo.u32 {word}, {word}, 0x204081;\nand.b32 {word}, {word}, 0x01010101;"
+        )
+    numbers = [f"digit{j}" for j in range(n)]
+    return [*lines, *_claimed(numbers, "shared", "counter+4"), *_or_none(n, numbers)]
+
+
+@triton.constexpr_function
+def _or_none(n, numbers):
+    lines = []
     for j in range(n):
-        lines += [taken[j], f"selp.b32 ${j}, digit{j}, -1, some;"]
+        lines.append(
+            f"and.b32 other, taken, {1 << j};\nsetp.ne.u32 some, other, 0;\n"
+            f"selp.b32 ${j}, {numbers[j]}, -1, some;"
+        )
     return lines
 
 
@@ -315,35 +368,59 @@ def claim_code(n):
 
     Operands: n numbers (out), n hits (0 or 1), n times the counter's address.
     """
-    start = [
-        "{\n.reg .b32 hits, before, total, below, lane, first;\n.reg .pred some;",
-        "mov.u32 below, %lanemask_lt;\nmov.u32 lane, %laneid;",
+    words = (n + 3) // 4
+    lines = [
+        f"{{\n.reg .b32 other, total, lane, first, hits<{words}>, below<{words}>, sums<{words}>;",
+        ".reg .pred some;\nmov.u32 lane, %laneid;",
     ]
-    hits = [f"setp.ne.s32 some, ${n + j}, 0;" for j in range(n)]
-    lines = _claimed(hits, [f"${j}" for j in range(n)], "global", f"${2 * n}")
-    return "\n".join([*start, *lines, "}"])
+    for j in range(n):
+        word = f"hits{j // 4}"
+        lines.append(
+            f"mad.lo.u32 {word}, ${n + j}, {1 << (j % 4) * 8}, {word};"
+            if j % 4
+            else f"mov.b32 {word}, ${n + j};"
+        )
+    numbers = [f"${j}" for j in range(n)]
+    return "\n".join([*lines, *_claimed(numbers, "global", f"${2 * n}"), "}"])
 
 
 @triton.constexpr_function
-def _claimed(hits, numbers, space, counter):
+def _claimed(numbers, space, counter):
     """Numbers for a warp's hits from a counter, which goes up by as many.
 
-    hits: lines that set `some` where there is one; numbers: the registers that get them.
+    Byte j of `hits<i>` is 1 where a thread's value 4 i + j is a hit. Of the four, the first of all
+    lanes come first. numbers: the registers that get them.
     """
-    lines = ["mov.u32 total, 0;\nmov.u32 first, 0;"]
-    for hit, number in zip(hits, numbers, strict=True):
-        lines += [
-            f"{hit}\nvote.sync.ballot.b32 hits, some, 0xffffffff;",
-            "and.b32 before, hits, below;\npopc.b32 before, before;",
-            f"add.u32 {number}, total, before;",
-            "popc.b32 hits, hits;\nadd.u32 total, total, hits;",
-        ]
+    words = [f"{i}" for i in range((len(numbers) + 3) // 4)]
+    lines = [f"mov.b32 below{i}, hits{i};" for i in words]
+    for step in (1, 2, 4, 8, 16):
+        for i in words:
+            lines.append(
+                f"shfl.sync.up.b32 other|some, below{i}, {step}, 0, 0xffffffff;\n"
+                f"@some add.u32 below{i}, below{i}, other;"
+            )
+    lines.append("mov.b32 total, 0;\nmov.b32 first, 0;")
+    for i in words:
+        lines.append(
+            f"shfl.sync.idx.b32 sums{i}, below{i}, 31, 31, 0xffffffff;\n"
+            f"sub.u32 below{i}, below{i}, hits{i};\n"
+            f"mad.lo.u32 below{i}, sums{i}, 0x01010100, below{i};\n"
+            f"mul.lo.u32 other, sums{i}, 0x01010101;\nshr.u32 other, other, 24;\n"
+            f"mov.b32 sums{i}, total;\nadd.u32 total, total, other;"
+        )
     lines += [
         "setp.eq.u32 some, lane, 0;\nsetp.ne.and.u32 some, total, 0, some;",
         f"@some atom.{space}.add.u32 first, [{counter}], total;",
         "shfl.sync.idx.b32 first, first, 0, 31, 0xffffffff;",
     ]
-    return lines + [f"add.u32 {number}, {number}, first;" for number in numbers]
+    for i in words:
+        lines.append(f"add.u32 sums{i}, sums{i}, first;")
+    for j, number in enumerate(numbers):
+        lines.append(
+            f"prmt.b32 other, below{j // 4}, 0, {0x4440 + j % 4};\n"
+            f"add.u32 {number}, sums{j // 4}, other;"
+        )
+    return lines
 
 
 @triton.constexpr_function

@@ -8,13 +8,12 @@ have nothing to read. Triton keeps what it compiled on disk, so a later start fi
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
 from glm5_kernel.ops.configs import Kv, Plan, plan
-from glm5_kernel.ops.indexer_configs import PAGED, TopkPlan, topk_plan
+from glm5_kernel.ops.indexer_configs import PAGED, topk_forms
 from glm5_kernel.ops.indexer_logits import PAGE, mqa_logits, paged_mqa_logits
 from glm5_kernel.ops.layouts import Fp8Layout
 from glm5_kernel.ops.sparse_mla import device_table, sparse_mla
@@ -77,32 +76,6 @@ def warm_attention(
     return len(caches) * len(plans)
 
 
-def topk_plans(
-    device: torch.device, rows: int, widths: Iterable[int]
-) -> list[tuple[int, TopkPlan]]:
-    """A width and a plan of each form among calls of up to `rows` rows of these widths."""
-    arch, hardware = device_table(device)
-    found: dict[tuple[object, ...], tuple[int, TopkPlan]] = {}
-    for width in widths:
-        for number in _numbers(rows, hardware.processors):
-            chosen = topk_plan(arch, number, width, hardware.processors)
-            form = (chosen.config, chosen.split, chosen.config.sample(width))
-            found.setdefault(form, (width, chosen))
-    return list(found.values())
-
-
-def _numbers(rows: int, processors: int) -> list[int]:
-    """Numbers of rows, up to `rows`, around those at which the plan changes."""
-    wanted = {1, processors // 2, processors, processors + 1, 2 * processors, 2 * processors + 1}
-    return sorted({min(each, rows) for each in (*wanted, rows) if each > 0})
-
-
-def widths_up_to(longest: int) -> list[int]:
-    """Widths of rows, up to `longest`, around those at which the top-k's form changes."""
-    wanted = (256, 4096, 4352, 8192, 65_536, 65_792)
-    return sorted({min(each, longest) for each in (*wanted, longest)})
-
-
 def warm_indexer(
     max_rows: int,
     max_context: int,
@@ -130,9 +103,10 @@ def warm_indexer(
     # The kernel takes a power of two at a time; requests with fewer drafts than usual take fewer.
     counts = [1 << power for power in range((next_n - 1).bit_length() + 1)]
     called = _warm_logits(heads, counts, device)
+    arch, hardware = device_table(device)
     ends = torch.zeros(1, 1, dtype=torch.int32, device=device)
     for starts, longest in ((None, max_context), (ends[0], max_keys)):
-        for width, chosen in topk_plans(device, max_rows, widths_up_to(longest)):
+        for width, chosen in topk_forms(arch, max_rows, longest, hardware.processors):
             some = torch.zeros(1, width, dtype=torch.float32, device=device)
             last = ends if starts is None else ends[0]
             topk_indices(

@@ -41,7 +41,10 @@ from serve import ask, cases, model, parity, profiles, servers, throughput  # no
 
 ROOT = HERE.parents[2]
 COMPILED = re.compile(r"JIT compilation during inference: (\w+)")
-OURS = {"split_kernel", "merge_kernel", "paged_kernel", "prefill_kernel", "topk_kernel"}
+OURS = {
+    "split_kernel", "merge_kernel", "paged_kernel", "prefill_kernel", "topk_kernel",
+    "short_topk_kernel",
+}  # fmt: skip
 NOTES = re.compile(r"Mean acceptance length: [\d.]+.*?(?=, Per-position|$)", re.MULTILINE)
 STAGGER = 0.3  # seconds between starts
 MEASURED = ("throughput", "profile")

@@ -1,0 +1,63 @@
+"""The kernel of the exact top-k selection from rows that fit in a program's registers.
+
+Names are those of `topk_parts`.
+"""
+# Triton kernels: constexpr arguments are upper case and tensors have no Python type.
+# ruff: noqa: N803, ANN001, ANN201
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, no-any-return"
+# mypy: disable-error-code="import-untyped, import-not-found, misc"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from glm5_kernel.ops.topk_parts import end_of, identity, largest, value_bits
+
+ARGUMENTS = ["n_columns", "next_n", "k", "s_row", "s_out", "s_end", "s_end_next"]
+
+
+@triton.jit(do_not_specialize=ARGUMENTS, do_not_specialize_on_alignment=["p_start", "p_end"])
+def short_topk_kernel(
+    p_logits, p_start, p_end, p_out,
+    n_columns, next_n, k, s_row, s_out, s_end, s_end_next,
+    KB: tl.constexpr,
+    ROOM: tl.constexpr,
+    WARPS: tl.constexpr,
+    USE_START: tl.constexpr,
+    LAST_ONLY: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """Top-k of rows of at most ROOM columns, a program each.
+
+    What does not depend on memory comes before the wait, so that it takes no time.
+    """
+    i_row = tl.program_id(0)
+    o_n = tl.arange(0, ROOM)
+    p_row = p_logits + i_row.to(tl.int64) * s_row
+    p_to = p_out + i_row.to(tl.int64) * s_out
+    o_end, n_less = end_of(i_row, next_n, s_end, s_end_next, LAST_ONLY)
+    if PDL:
+        gdc_wait()
+        # What follows may take its place meanwhile; it waits for this kernel's end itself.
+        gdc_launch_dependents()
+    start = n_columns * 0
+    if USE_START:
+        start = tl.minimum(tl.maximum(tl.load(p_start + i_row), 0), n_columns)
+    # Without waiting for the end: both come from memory, and a short row is little else.
+    b_value = tl.load(p_row + start + o_n, mask=start + o_n < n_columns, other=0.0)
+    end = tl.minimum(tl.maximum(tl.load(p_end + o_end), 0) - n_less, n_columns)
+    n = tl.maximum(end, start) - start
+    if n <= k:
+        identity(p_to, n, k, KB)
+    else:
+        b_bits = value_bits(b_value, o_n < n)
+        b_place = largest(b_bits, o_n, k, k * 0, n, True, WARPS)
+        tl.store(p_to + b_place, o_n, mask=b_place >= 0)
+
+
+def signature() -> dict[str, str]:
+    """Triton types of `short_topk_kernel`'s arguments for compiling it ahead of time."""
+    pointers = {"p_logits": "*fp32"} | dict.fromkeys(("p_start", "p_end", "p_out"), "*i32")
+    return pointers | dict.fromkeys(ARGUMENTS, "i32")
