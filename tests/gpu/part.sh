@@ -9,7 +9,8 @@
 #   pytest       both, one after the other
 #   warmup       of the former, whether a server compiles while it serves
 #   indexer      the indexer's benchmark; needs the GPU for itself
-#   served       the attention kernel as a server calls it, beside vLLM's; needs the GPU for itself
+#   attention    its benchmark; needs the GPU for itself
+#   served       the same kernel as a server calls it, beside vLLM's; needs the GPU for itself
 #   sweep        and in other configurations
 #   stalls       what its warps wait for in a prefill of 8,000 tokens, by ncu
 #   parity       our attention and indexer against stock vLLM: the same answers
@@ -40,7 +41,7 @@ export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 NVSHMEM_DISABLE_NVL
 
 case $part in
   pytest) limit=330 ;;
-  served | sweep) limit=250 ;;
+  attention | served | sweep) limit=250 ;;
   indexer | stalls) limit=200 ;;
   gguf-tp2 | serve-tp2) limit=250 ;;
   stress | profile) limit=330 ;;
@@ -121,6 +122,9 @@ case $part in
   indexer)
     on_site python3 benchmarks/indexer.py --replays 1 > "$out/warm.txt"
     on_site python3 benchmarks/indexer.py --output "$out/indexer-h200.json" "$@"
+    ;;
+  attention)
+    on_site python3 benchmarks/sparse_mla.py --output "$out/sparse_mla-h200.json" "$@"
     ;;
   served)
     on_site python3 benchmarks/sparse_mla_served.py --output "$out/sparse_mla_served-h200.json" "$@"
