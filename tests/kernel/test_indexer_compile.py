@@ -67,6 +67,7 @@ def test_warps_suit_the_histograms() -> None:
             assert config.warps <= 16
             assert 32 * config.warps <= min(config.tile, 1024)
             assert config.list + config.room < 2**31 // 264
+            assert config.room <= config.held
         for short in table.short:
             assert short.warps <= 32
             assert 32 * short.warps <= short.room

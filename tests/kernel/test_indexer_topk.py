@@ -36,7 +36,7 @@ from tests.kernel.indexer_support import (
     random_int,
 )
 
-SMALL = TopkConfig(tile=256, room=256, list=512, warps=4, programs=2)
+SMALL = TopkConfig(tile=256, room=256, held=512, list=512, warps=4, programs=2)
 """So small that a short row goes all ways that a long one goes."""
 SAMPLE = 128
 KINDS = (
@@ -89,6 +89,7 @@ def full(rows: int, columns: int) -> Tensor:
 
 SIZES: dict[tuple[int, int], Sequence[tuple[str, bool]]] = {
     (1100, 60): tuple(itertools.product(KINDS, (True, False))),
+    (400, 60): (("normal", True), ("few values", False), ("infinities", True)),
     (200, 60): (("normal", True), ("equal", False), ("signed zeros", True), ("infinities", False)),
     (1100, 1): (("normal", False), ("equal", True), ("near ties", True), ("outlier", False)),
     (3000, 200): (
@@ -97,7 +98,8 @@ SIZES: dict[tuple[int, int], Sequence[tuple[str, bool]]] = {
     ),
 }  # fmt: skip
 """Columns and k, with the rows of a plain run and whether programs share them: candidates that fit
-in registers; a row that fits; a single one; candidates that have to be narrowed down."""
+in registers; rows that fit into more of them; a row that fits; a single one; candidates that have to be
+narrowed down."""
 
 
 @pytest.mark.parametrize(
@@ -150,6 +152,16 @@ def test_a_row_must_fit_in_the_registers_it_is_to_be_held_in() -> None:
 @pytest.mark.parametrize("columns", [2049, 4096, 9000, 20_000])
 def test_exact_with_the_real_configuration(columns: int, k: int) -> None:
     check_topk(scores("normal", 2, columns), k, ends=full(2, columns))
+
+
+@pytest.mark.parametrize("columns", [9000, 20_000])
+def test_rows_take_as_many_registers_as_they_have_values(columns: int) -> None:
+    """From none to all that there are, in a matrix that is wide for longer rows."""
+    starts = torch.tensor([0, 0, 7, 5000, 900, 30, 0], dtype=torch.int32, device=DEVICE)
+    lengths = torch.tensor([0, 100, 2000, 3000, 7000, 8900, 4096], dtype=torch.int32)
+    ends = starts + lengths.to(DEVICE)
+    check_topk(scores("normal", 7, columns), 512, starts=starts, ends=ends)
+    check_topk(scores("near ties", 7, columns), 512, ends=ends)
 
 
 @pytest.mark.parametrize("k", [1, 3, 100, 1000])

@@ -118,8 +118,8 @@ def _source(case: Case) -> tuple[Any, dict[str, str], dict[str, Any]]:
         if isinstance(config, ShortTopkConfig):
             return short_topk_kernel, short_signature(), constants
         constants |= {
-            "SAMPLE": config.sample(131_072), "LIST": config.list, "TILE": config.tile,
-            "SPLIT": case.form.startswith("split"),
+            "SAMPLE": config.sample(131_072), "HELD": config.held, "LIST": config.list,
+            "TILE": config.tile, "SPLIT": case.form.startswith("split"),
         }  # fmt: skip
         return topk_kernel, signature(), constants
     floats = dict.fromkeys(("p_weight", "p_out", "p_scale"), "*fp32")

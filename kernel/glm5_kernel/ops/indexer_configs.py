@@ -54,7 +54,7 @@ class ShortTopkConfig:
     """How a program of the top-k kernel for short rows works. Both are powers of two.
 
     Attributes:
-        room: values that it holds in registers, at least as many as a row has.
+        room: columns that it has registers for; up to 4096, or two or four times that.
         warps: warps of 32 threads, 4 to 32.
     """
 
@@ -74,7 +74,8 @@ class TopkConfig:
         tile: values looked at at a time.
         warps: warps of 32 threads, 4 to 16.
         programs: programs per multiprocessor that a call is shared out to.
-        room: values that it holds in registers for the final selection.
+        room: candidates that it holds in registers for the final selection.
+        held: values of a row that needs no candidates, at least as many as `room`.
         list: candidates that there is room for in memory; as many as `room` more for a better list.
     """
 
@@ -82,6 +83,7 @@ class TopkConfig:
     warps: int
     programs: int
     room: int = 4096
+    held: int = 4096
     list: int = 8192
 
     counter_bytes = 16_384
@@ -151,12 +153,11 @@ PREFILL: dict[str, PrefillConfig] = {
 }
 SHORT_TOPK = (
     ShortTopkConfig(room=4096, warps=16),
-    ShortTopkConfig(room=8192, warps=32),
     ShortTopkConfig(room=16_384, warps=32),
 )
 FEW_TOPK = (
-    TopkConfig(tile=8192, warps=16, programs=1),
-    TopkConfig(tile=4096, warps=16, programs=1),
+    TopkConfig(tile=8192, warps=16, programs=1, held=8192),
+    TopkConfig(tile=4096, warps=16, programs=1, held=8192),
 )
 TOPK: dict[str, TopkTable] = {
     # With 8 warps it takes more than 128 registers there, so two programs would not fit.

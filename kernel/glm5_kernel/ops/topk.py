@@ -152,8 +152,8 @@ def _launch(
             short_topk_kernel, (rows,), scalars, constants, pdl=pdl, num_warps=config.warps
         )
     more = {
-        "SAMPLE": config.sample(columns), "LIST": config.list, "TILE": config.tile,
-        "SPLIT": chosen.split,
+        "SAMPLE": config.sample(columns), "HELD": config.held, "LIST": config.list,
+        "TILE": config.tile, "SPLIT": chosen.split,
     }  # fmt: skip
     return Launch(
         topk_kernel, (chosen.programs(rows),),

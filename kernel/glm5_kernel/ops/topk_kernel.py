@@ -1,10 +1,10 @@
 """The kernel of the exact top-k selection from rows of any length.
 
-A row of at most `ROOM` values is held in registers. Of a longer one a sample is looked at first:
+A row of at most `HELD` values is held in registers. Of a longer one a sample is looked at first:
 its quantile gives a threshold that a little more than k values reach, so one pass over the row
-leaves a list of few candidates, which then are held in registers. The sample decides speed alone:
-where it misleads (fewer than k candidates, or more than there is room for), the list or the row is
-counted until the threshold fits.
+leaves a list of few candidates, at most `ROOM`, which then are held in registers. The sample
+decides speed alone: where it misleads (fewer than k candidates, or more than there is room for),
+the list or the row is counted until the threshold fits.
 
 Where several programs share a row, all add to the row's list, and the one that is done last selects
 from it.
@@ -33,6 +33,8 @@ from glm5_kernel.ops.topk_parts import (
     key_of,
     largest,
     least_value,
+    select,
+    select_row,
     value_bits,
 )
 from glm5_kernel.ops.topk_ptx import claim_code, operands, tally_code
@@ -140,11 +142,9 @@ def _select(p_from, p_index, p_out, n, k, listed,
     """
     o_n = tl.arange(0, ROOM)
     m_n = o_n < n
-    b_bits = value_bits(tl.load(p_from + o_n, mask=m_n, other=0.0, cache_modifier=".cg"), m_n)
+    b_value = tl.load(p_from + o_n, mask=m_n, other=0.0, cache_modifier=".cg")
     b_index = tl.load(p_index + o_n, mask=m_n & listed, other=0, cache_modifier=".cg")
-    b_index = tl.where(listed, b_index, o_n)
-    b_place = largest(b_bits, b_index, k, k * 0, n, True, WARPS)
-    tl.store(p_out + b_place, b_index, mask=b_place >= 0)
+    select(b_value, tl.where(listed, b_index, o_n), p_out, n, k, ROOM, WARPS)
 
 
 @triton.jit
@@ -275,8 +275,8 @@ def _bounds(p_start, p_end, i_row, next_n, s_end, s_end_next, n_columns,
 
 @triton.jit
 def _row(p_row, p_counter, p_value, p_index, p_out, n, k, i_part, n_parts,
-         KB: tl.constexpr, SAMPLE: tl.constexpr, ROOM: tl.constexpr, LIST: tl.constexpr,
-         TILE: tl.constexpr, WARPS: tl.constexpr):  # fmt: skip
+         KB: tl.constexpr, SAMPLE: tl.constexpr, ROOM: tl.constexpr, HELD: tl.constexpr,
+         LIST: tl.constexpr, TILE: tl.constexpr, WARPS: tl.constexpr):  # fmt: skip
     """One program's part of a row of n values.
 
     p_counter: two numbers, 0 before and after: values on the list, programs that are done.
@@ -284,7 +284,7 @@ def _row(p_row, p_counter, p_value, p_index, p_out, n, k, i_part, n_parts,
     """
     p_from = p_row
     n_from = n
-    listed = n > ROOM
+    listed = n > HELD
     if listed:
         n_active = tl.minimum(n_parts, tl.cdiv(n, TILE))
         n_from = n * 0
@@ -309,6 +309,10 @@ def _row(p_row, p_counter, p_value, p_index, p_out, n, k, i_part, n_parts,
         n_from = n * 0
     elif n <= k:
         identity(p_out, n, k, KB)
+    elif n > ROOM:
+        if HELD > ROOM:
+            select_row(p_row, p_out, n, k, HELD, WARPS)
+        n_from = n * 0
     if (n_from > k) | (listed & (n_from == k)):
         _select(p_from, p_index, p_out, n_from, k, listed, ROOM, WARPS)
 
@@ -326,6 +330,7 @@ def topk_kernel(
     KB: tl.constexpr,
     SAMPLE: tl.constexpr,
     ROOM: tl.constexpr,
+    HELD: tl.constexpr,
     LIST: tl.constexpr,
     TILE: tl.constexpr,
     WARPS: tl.constexpr,
@@ -357,7 +362,7 @@ def topk_kernel(
         p_row = p_logits + i_row.to(tl.int64) * s_row + start
         p_to = p_out + i_row.to(tl.int64) * s_out
         _row(p_row, p_counter + 2 * i_row, p_value + o_list, p_index + o_list,
-             p_to, n, k, i_part, n_parts, KB, SAMPLE, ROOM, LIST, TILE, WARPS)  # fmt: skip
+             p_to, n, k, i_part, n_parts, KB, SAMPLE, ROOM, HELD, LIST, TILE, WARPS)  # fmt: skip
     else:
         o_list = i.to(tl.int64) * s_list
         for i_next in range(i, n_rows, n_parts):
@@ -368,7 +373,7 @@ def topk_kernel(
             p_to = p_out + i_row.to(tl.int64) * s_out
             _row(p_row + start, p_counter + 2 * i, p_value + o_list,
                  p_index + o_list, p_to, n, k, n_rows * 0, n_rows * 0 + 1,
-                 KB, SAMPLE, ROOM, LIST, TILE, WARPS)  # fmt: skip
+                 KB, SAMPLE, ROOM, HELD, LIST, TILE, WARPS)  # fmt: skip
             tl.debug_barrier()
 
 

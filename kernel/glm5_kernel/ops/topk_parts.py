@@ -118,3 +118,22 @@ def end_of(i_row, next_n, s_end, s_end_next, LAST_ONLY: tl.constexpr):
     if LAST_ONLY:
         return i_b * s_end, next_n - 1 - i_n
     return i_b * s_end + i_n * s_end_next, i_n * 0
+
+
+@triton.jit
+def select(b_value, b_index, p_out, n, k, ROOM: tl.constexpr, WARPS: tl.constexpr):
+    """Write the indices of the k largest of n values, k <= n <= ROOM, that are held in registers.
+
+    Of equal values those with the smallest indices are written.
+    """
+    b_bits = value_bits(b_value, tl.arange(0, ROOM) < n)
+    b_place = largest(b_bits, b_index, k, k * 0, n, True, WARPS)
+    tl.store(p_out + b_place, b_index, mask=b_place >= 0)
+
+
+@triton.jit
+def select_row(p_row, p_out, n, k, ROOM: tl.constexpr, WARPS: tl.constexpr):
+    """Write the positions of the k largest of a row's n values, k <= n <= ROOM."""
+    o_n = tl.arange(0, ROOM)
+    b_value = tl.load(p_row + o_n, mask=o_n < n, other=0.0)
+    select(b_value, o_n, p_out, n, k, ROOM, WARPS)

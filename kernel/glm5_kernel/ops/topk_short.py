@@ -3,7 +3,7 @@
 Names are those of `topk_parts`.
 """
 # Triton kernels: constexpr arguments are upper case and tensors have no Python type.
-# ruff: noqa: N803, ANN001, ANN201
+# ruff: noqa: N803, N806, ANN001, ANN201
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, no-any-return"
 # mypy: disable-error-code="import-untyped, import-not-found, misc"
 
@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from glm5_kernel.ops.topk_parts import end_of, identity, largest, value_bits
+from glm5_kernel.ops.topk_parts import end_of, identity, select, select_row
 
 ARGUMENTS = ["n_columns", "next_n", "k", "s_row", "s_out", "s_end", "s_end_next"]
 
@@ -31,10 +31,14 @@ def short_topk_kernel(
 ):  # fmt: skip
     """Top-k of rows of at most ROOM columns, a program each.
 
-    What does not depend on memory comes before the wait, so that it takes no time.
+    A row takes as many registers as it has values, not as there are columns: a captured CUDA graph
+    has columns for the longest. What does not depend on memory comes before the wait, where it
+    takes no time.
     """
+    # Fewer registers would not be quicker.
+    LEAST: tl.constexpr = min(ROOM, 4096)
     i_row = tl.program_id(0)
-    o_n = tl.arange(0, ROOM)
+    o_n = tl.arange(0, LEAST)
     p_row = p_logits + i_row.to(tl.int64) * s_row
     p_to = p_out + i_row.to(tl.int64) * s_out
     o_end, n_less = end_of(i_row, next_n, s_end, s_end_next, LAST_ONLY)
@@ -46,15 +50,21 @@ def short_topk_kernel(
     if USE_START:
         start = tl.minimum(tl.maximum(tl.load(p_start + i_row), 0), n_columns)
     # Without waiting for the end: both come from memory, and a short row is little else.
-    b_value = tl.load(p_row + start + o_n, mask=start + o_n < n_columns, other=0.0)
+    n_ahead = n_columns if ROOM == LEAST else 0
+    b_ahead = tl.load(p_row + start + o_n, mask=start + o_n < n_ahead, other=0.0)
     end = tl.minimum(tl.maximum(tl.load(p_end + o_end), 0) - n_less, n_columns)
     n = tl.maximum(end, start) - start
     if n <= k:
         identity(p_to, n, k, KB)
-    else:
-        b_bits = value_bits(b_value, o_n < n)
-        b_place = largest(b_bits, o_n, k, k * 0, n, True, WARPS)
-        tl.store(p_to + b_place, o_n, mask=b_place >= 0)
+    elif n <= LEAST:
+        if ROOM > LEAST:
+            b_ahead = tl.load(p_row + start + o_n, mask=o_n < n, other=0.0)
+        select(b_ahead, o_n, p_to, n, k, LEAST, WARPS)
+    elif n <= 2 * LEAST:
+        if ROOM >= 2 * LEAST:
+            select_row(p_row + start, p_to, n, k, 2 * LEAST, WARPS)
+    elif ROOM >= 4 * LEAST:
+        select_row(p_row + start, p_to, n, k, 4 * LEAST, WARPS)
 
 
 def signature() -> dict[str, str]:
