@@ -98,8 +98,8 @@ SIZES: dict[tuple[int, int], Sequence[tuple[str, bool]]] = {
     ),
 }  # fmt: skip
 """Columns and k, with the rows of a plain run and whether programs share them: candidates that fit
-in registers; rows that fit into more of them, and into as many; a single one; candidates that have to
-be narrowed down."""
+in registers; rows that fit into more of them, and into as many; a single one; candidates that
+have to be narrowed down."""
 
 
 @pytest.mark.parametrize(
