@@ -24,7 +24,7 @@ from glm5_kernel.ops.indexer_reference import (
     row_lengths,
     topk_reference,
 )
-from glm5_kernel.ops.topk import topk_indices, workspace_bytes
+from glm5_kernel.ops.topk import _check_ranges, topk_indices, workspace_bytes
 from torch import Tensor
 
 from tests.kernel.indexer_support import (
@@ -310,6 +310,18 @@ def test_a_wrong_argument_is_named(message: str) -> None:
     with pytest.raises(ValueError) as caught:  # noqa: PT011
         topk_indices(**{"logits": logits, "k": 4, "ends": full(2, 9)} | wrong)
     assert str(caught.value).startswith(message)
+
+
+def test_what_the_kernels_cannot_count_to_is_refused() -> None:
+    """Tiles beyond a row's last, and places of ends, are int32: others would be read elsewhere."""
+    wide = torch.empty(1, 2**29 + 1, device=DEVICE)
+    with pytest.raises(ValueError, match="logits: got 536870913 columns; allowed: at most"):
+        topk_indices(wide, 4, ends=full(1, 9))
+    logits = torch.empty(3, 9, device="meta")
+    for shape, strides in (((3,), (2**30, 1)), ((1, 3), (1, 2**30))):
+        ends = torch.empty_strided(shape, strides[: len(shape)], dtype=torch.int32, device="meta")
+        with pytest.raises(ValueError, match=r"ends: got strides .* allowed: all within 2\^31"):
+            _check_ranges(logits, None, ends)
 
 
 def test_no_row() -> None:

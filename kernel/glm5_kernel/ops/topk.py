@@ -37,6 +37,8 @@ from glm5_kernel.ops.topk_short import short_topk_kernel
 
 MOST_K = 2048
 """The largest k."""
+MOST_COLUMNS = 1 << 29
+"""The kernels count columns, and the tile that comes after the row's last, in int32."""
 
 
 def topk_indices(
@@ -61,7 +63,7 @@ def topk_indices(
     alone, so a captured CUDA graph stays valid whatever the ranges are.
 
     Args:
-        logits: [R, W] float32, rows contiguous but any distance apart, W below 2^31 − 1.
+        logits: [R, W] float32, rows contiguous but any distance apart, W up to 2^29.
         k: 1 to 2048.
         starts: [R] int32: the first column of each row's range; without it, 0.
         ends: int32, the column after the range: [R] or [B, n] with B · n = R, one for each row; or
@@ -198,7 +200,7 @@ def _check_logits(logits: Tensor, k: int) -> tuple[int, int]:
     require(logits.stride(1) == 1 or logits.shape[1] <= 1, "logits", f"strides {logits.stride()}",
             "contiguous rows")  # fmt: skip
     rows, columns = logits.shape
-    require(columns < 2**31 - 1, "logits", f"{columns} columns", "fewer than 2^31 - 1")
+    require(columns <= MOST_COLUMNS, "logits", f"{columns} columns", f"at most {MOST_COLUMNS}")
     require(1 <= k <= MOST_K, "k", str(k), f"1 to {MOST_K}")
     return rows, columns
 
@@ -212,6 +214,9 @@ def _check_ranges(
         if value is not None:
             check_dtype(name, value, (torch.int32,))
             check_same_device(name, value, logits.device)
+    # The kernels find an end by an int32.
+    last = sum((size - 1) * step for size, step in zip(ends.shape, ends.stride(), strict=True))
+    require(last < 2**31, "ends", f"strides {ends.stride()}", "all within 2^31 elements")
     if starts is not None:
         check_shape("starts", starts, (rows,))
         check_contiguous("starts", starts)
