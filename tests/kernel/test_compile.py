@@ -8,6 +8,7 @@ from concurrent.futures import Future
 import pytest
 from glm5_kernel.ops.compile_report import Case, Resources, cases, compile_case
 from glm5_kernel.ops.configs import (
+    DEEP,
     SHARED,
     SHARED_LIMIT,
     TABLES,
@@ -18,6 +19,9 @@ from glm5_kernel.ops.configs import (
 
 from tests.kernel.compiling import compiled
 
+SPILLED = {TWO_WARPS: 16, DEEP: 24}
+"""Bytes of the stack, outside of the loop, of those that a row's length and block table leave none
+of a thread's registers."""
 OLDER = ("sm80", "sm86", "sm89", "sm100")
 
 
@@ -64,9 +68,8 @@ def resources(request: pytest.FixtureRequest) -> Iterator[dict[Case, Future[Reso
     ids=name,
 )
 def test_fits_and_does_not_spill(case: Case, resources: dict[Case, Future[Resources]]) -> None:
-    """But for four registers of the quickest configuration, outside of its loop."""
     needs = resources[case].result()
-    assert needs.stack_bytes <= (16 if case.config == TWO_WARPS else 0)
+    assert needs.stack_bytes <= (SPILLED.get(case.config, 0) if case.block_table else 0)
     assert needs.shared_bytes <= SHARED_LIMIT[case.arch]
     # Plans count on these figures for how many programs fit.
     assert needs.shared_bytes == case.config.shared

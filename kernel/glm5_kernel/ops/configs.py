@@ -51,11 +51,16 @@ class Device:
 
 @dataclass(frozen=True)
 class Row:
-    """From `least_heads` heads and up to `load` query tiles per multiprocessor, use `config`."""
+    """From `least_heads` heads and up to `load` query tiles per multiprocessor, use `config`.
+
+    Attributes:
+        fills: part of the device that it must fill, else the next row is used.
+    """
 
     load: float
     config: Config
     least_heads: int = 1
+    fills: float = 0.75
 
 
 @dataclass(frozen=True)
@@ -121,6 +126,7 @@ ALWAYS = math.inf
 
 NARROW = Config(heads=16, tile=32, warps=4, stages=3, shared=93_184)
 WIDE = Config(heads=16, tile=64, warps=4, stages=2, shared=94_208)
+DEEP = Config(heads=16, tile=64, warps=4, stages=3, shared=167_936)
 MANY_HEADS = Config(heads=32, tile=64, warps=8, stages=3, shared=188_416)
 # Half of the warps read every query half as often from shared memory, which is what limits a
 # prefill whose KV lies in the second-level cache.
@@ -142,6 +148,8 @@ TABLES: dict[str, dict[Kv, Table]] = {
                 Row(SMALL, NARROW),
                 Row(1.0, MANY_HEADS, least_heads=32),
                 Row(0.6, NARROW),
+                # A token for each multiprocessor: none is shared, and nothing is merged.
+                Row(1.0, DEEP, fills=0.95),
                 Row(ALWAYS, TWO_WARPS),
             ),
             general=replace(NARROW, cost=1.4),
@@ -198,8 +206,6 @@ def architecture(capability: tuple[int, int]) -> str:
 
 
 DETERMINISTIC_SPLITS = 8
-FILLED = 0.75
-"""Part of the device that a row of a table must fill, else the next row is used."""
 SHORT = 4
 """KV tiles per program up to which one program per multiprocessor is the better choice."""
 
@@ -232,7 +238,7 @@ def plan(
     load = Load(tokens, heads, topk, device)
     for row in table.rows[:-1]:
         chosen = load.whole(row.config)
-        if load.admitted(row) and load.filled(chosen) >= FILLED:
+        if load.admitted(row) and load.filled(chosen) >= row.fills:
             return chosen
     whole = [load.whole(config) for config in (table.rows[-1].config, table.general)]
     general = min(whole, key=load.time)
