@@ -37,7 +37,7 @@ transformers' and sends a prompt beyond the 2,048 tokens that the indexer select
 with `enforce-eager`; the first `up` also compiles every kernel for the doctor. On one GPU a mistake
 in `serve.args` is `refused` while the server answers, and a smoke check that fails takes the change
 back (`failing`). On two the walk is short, and vLLM's custom all-reduce, which the profile leaves
-out, is switched on in its middle.
+out, and CUDA graphs are switched on in its middle.
 
 {walks}
 
