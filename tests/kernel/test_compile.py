@@ -20,8 +20,7 @@ from glm5_kernel.ops.configs import (
 from tests.kernel.compiling import compiled
 
 SPILLED = {TWO_WARPS: 16, DEEP: 24}
-"""Bytes of the stack, outside of the loop, of those that a row's length and block table leave none
-of a thread's registers."""
+"""Bytes of stack that the forms with a block table need, outside of their loop."""
 OLDER = ("sm80", "sm86", "sm89", "sm100")
 
 

@@ -66,6 +66,8 @@ ours does, and with `sparse_mla_force_mqa`.
 over rounds in one run, all servers started alike, one measured at a time. In brackets the share of
 the best stock backend with the same cache: the median of the rounds, and the least and the most.
 {rounds}
+One request alone, and prompts of 1,000 tokens, wait for the processor more than for the GPU, and so
+depend on what else the machine does; what steps take of the GPU alone is [below](#kernels).
 
 {throughput}
 
