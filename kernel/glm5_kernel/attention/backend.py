@@ -157,6 +157,11 @@ class TritonMLASparseMetadataBuilder(api.SparseMLACommonMetadataBuilder):
         of a row would be gathered for nothing.
         """
         requests, tokens = batch.num_reqs, batch.num_actual_tokens
+        if batch.max_query_len == 1 and requests == tokens:
+            # Most steps of a server; padding has a length of 0.
+            return torch.clamp(
+                batch.seq_lens[:tokens], 0, self.topk_tokens, out=self._lengths[:tokens]
+            )
         # Of the batch's token i, which belongs to request r: seq_lens[r] − (ends[r] − 1 − i).
         before = batch.seq_lens[:requests] - batch.query_start_loc[1 : requests + 1]
         found = self._lengths[:tokens]
