@@ -165,15 +165,17 @@ def test_the_page_keeps_a_walk_that_is_not_merged_again(
         (folder / "commit").write_text("abc\n")
         (folder / "host-journal.txt").write_text(journal)
         (folder / "02-explained.txt").write_text("gpu1: unknown-parser  (08:03:18)\n  No: such\n")
-    ratios = {"planned_over_measured": {"kv_tokens": 0.99, "graphs": 1.25}}
-    (tmp_path / "two" / "memory-graphs.json").write_text(json.dumps(ratios))
+    memory = {"graphs": 900 << 20, "planned_over_measured": {"kv_tokens": 0.99, "graphs": 12.5}}
+    (tmp_path / "two" / "memory-graphs.json").write_text(json.dumps(memory))
     page.main(f"h200={tmp_path / 'one'}")
     page.main(f"h200-x2={tmp_path / 'two'}")
     text = (tmp_path / "page.md").read_text()
     assert text.index("## One H200") < text.index("## Two H200s")
     assert text.count("| up | `glm5-deploy up` | 0 | 1.0 | changed, release abc |") == 2
     assert "as the journal has it: PYNCCL." in text
-    assert text.count("over all these starts, named `unknown-parser`.") == 2
+    assert text.count("Over all these starts `logs --explain` named `unknown-parser`.") == 2
+    assert text.count("Of commit `abc`.") == 2
     assert "With CUDA graphs, memory as planned" in text
-    assert "CUDA graphs 1.250." in text
+    assert "CUDA graphs 12.500. The plan leaves 900 MiB" in text
+    assert "those of this one took 72." in text
     assert "NCCL connected the GPUs by `P2P/CUMEM/read`." in text

@@ -68,9 +68,10 @@ class Table:
     """The measured choices for an architecture and a kind of KV cache.
 
     Attributes:
-        rows: the first that fits is used; the last one always fits.
-        general: where the code needs more registers (shares that span tokens), and in deterministic
-            mode.
+        rows: the first that fits is used; the last one, beyond all others, where it is quicker than
+            `general`.
+        general: also where the code needs more registers (shares that span tokens), and in
+            deterministic mode.
         span_cost: how much longer a KV slot takes where shares span tokens.
     """
 

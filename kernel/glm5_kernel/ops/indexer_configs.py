@@ -54,7 +54,7 @@ class ShortTopkConfig:
     """How a program of the top-k kernel for short rows works. Both are powers of two.
 
     Attributes:
-        room: columns that it has registers for; up to 4096, or two or four times that.
+        room: columns that it has registers for; 4096 at most, or 8192, or 16,384.
         warps: warps of 32 threads, 4 to 32.
     """
 
@@ -98,7 +98,8 @@ class TopkConfig:
     def sample(columns: int) -> int:
         """Values of a long row that its threshold is guessed from.
 
-        With k = 2048 so many that `room` is too little about once in a thousand rows up to 128 k.
+        So many that with k = 2048, in rows of up to 131,072, there are more candidates than `room`
+        about once in a thousand rows.
         """
         return 2048 if columns <= LEAST_SAMPLED else 4096
 
@@ -108,9 +109,9 @@ class TopkTable:
     """Configurations by the shape of the matrix.
 
     Attributes:
-        short: rows that fit in registers, the narrowest first.
-        few: at most a longer row per multiprocessor; the widest tiles first.
-        many: more.
+        short: for rows that fit in registers, the narrowest first; the others are for longer ones.
+        few: where there are no more rows than multiprocessors; the widest tiles first.
+        many: where there are more.
     """
 
     short: tuple[ShortTopkConfig, ...]
@@ -143,7 +144,7 @@ class TopkPlan:
 SMALL = PagedConfig(tile=64, warps=4, stages=3, programs=16)
 
 PAGED: dict[str, tuple[PagedConfig, ...]] = {
-    # 99 KB of shared memory: two programs' worth of three stages.
+    # 99 KB of shared memory: two programs for one token of a request, one for four.
     "sm120": (PagedConfig(tile=128, warps=4, stages=3, programs=4), SMALL),
     "sm90": (PagedConfig(tile=128, warps=4, stages=3, programs=4), SMALL),
 }
@@ -160,7 +161,7 @@ FEW_TOPK = (
     TopkConfig(tile=4096, warps=16, programs=1, held=8192),
 )
 TOPK: dict[str, TopkTable] = {
-    # With 8 warps it takes more than 128 registers there, so two programs would not fit.
+    # With 8 warps a thread takes more than 128 registers there, so two programs would not fit.
     "sm120": TopkTable(SHORT_TOPK, FEW_TOPK, TopkConfig(tile=2048, warps=16, programs=1)),
     "sm90": TopkTable(SHORT_TOPK, FEW_TOPK, TopkConfig(tile=2048, warps=8, programs=2)),
 }

@@ -58,9 +58,9 @@ def topk_indices(
     same in every run. The order of the indices is any. NaN counts as larger than everything else;
     of a row with k or more of them any k positions are chosen.
 
-    Nothing outside the matrix is read, and nothing outside a row's range counts. Neither allocates
-    when `out` and `workspace` are given, nor waits for the GPU; programs are shared out by shapes
-    alone, so a captured CUDA graph stays valid whatever the ranges are.
+    Nothing outside the matrix is read, and nothing outside a row's range counts. With `out` and
+    `workspace` given nothing is allocated, and nothing ever waits for the GPU; programs are shared
+    out by shapes alone, so a captured CUDA graph stays valid whatever the ranges are.
 
     Args:
         logits: [R, W] float32, rows contiguous but any distance apart, W up to 2^29.
@@ -121,7 +121,7 @@ def _call(
     workspace: Tensor | None,
     force_plan: TopkPlan | None,
 ) -> _Call:
-    """Check all but addresses; see `topk_indices`."""
+    """Check everything but addresses, and prepare the launch; see `topk_indices`."""
     rows, columns = _check_logits(logits, k)
     next_n, steps, last_only = _check_ranges(logits, starts, ends)
     device = logits.device

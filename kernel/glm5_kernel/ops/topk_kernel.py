@@ -4,7 +4,7 @@ A row of at most `HELD` values is held in registers. Of a longer one a sample is
 its quantile gives a threshold that a little more than k values reach, so one pass over the row
 leaves a list of few candidates, at most `ROOM`, which then are held in registers. The sample
 decides speed alone: where it misleads (fewer than k candidates, or more than there is room for),
-the list or the row is counted until the threshold fits.
+histograms of the list, or of the row, narrow the threshold down until it fits.
 
 Where several programs share a row, all add to the row's list, and the one that is done last selects
 from it.
@@ -40,7 +40,8 @@ from glm5_kernel.ops.topk_parts import (
 from glm5_kernel.ops.topk_ptx import claim_code, operands, tally_code
 
 MOST_BINS = tl.constexpr(2048)
-"""All histograms of a kernel together, and what Triton needs, must stay below 48 KB."""
+"""Twice the bins of a histogram, at most: all of a kernel, those of `topk_ptx` among them, and what
+Triton needs must stay below 48 KB together."""
 
 
 @triton.constexpr_function
@@ -91,9 +92,9 @@ def _keys(p_from, o_n, n):
 def _bins(b_key, high, width, BINS: tl.constexpr):
     """The bin of each key in [high - width, high], the largest first; BINS for others.
 
-    Returns also by how many bits distances are shifted.
+    Returns also by how many bits the distance from `high` is shifted for that.
     """
-    # The exponent of the width as float32, which may be one too large.
+    # How many bits the width has, by its exponent as float32; rounding may give one too many.
     bits = (width.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 126
     shift = tl.maximum(bits - _log2(BINS), 0).to(tl.uint32)
     b_far = (high - b_key).to(tl.uint32, bitcast=True)
@@ -153,17 +154,18 @@ def _threshold(p_row, n, k, SAMPLE: tl.constexpr, WARPS: tl.constexpr):
 
     The sample has one value, anywhere, of each of SAMPLE equal stretches of the row.
     """
-    # Zero is added that follows from the row: registers for this would be held from row to row.
+    # n >> 31 is zero. Without it this would not depend on the row, and the compiler would keep it
+    # in registers from row to row.
     o_s = tl.arange(0, SAMPLE) + (n >> 31)
     each = n // SAMPLE
     rest = n % SAMPLE
     o_start = o_s * each + (o_s * rest) // SAMPLE
     b_width = (o_s + 1) * each + ((o_s + 1) * rest) // SAMPLE - o_start
-    # 16 random bits of a width of at most 16.
+    # Where in its stretch: 16 bits of a hash times the width, which is cut to 16 bits, over 2^16.
     b_hash = (o_s.to(tl.uint32) * 2654435761) >> 16
     b_step = (b_hash * tl.minimum(b_width, 65_535).to(tl.uint32)) >> 16
     b_value = tl.load(p_row + o_start + b_step.to(tl.int32))
-    # That many of the sample are among the k largest on average; plus 3.5 deviations.
+    # `mean` of the sample are among the k largest, on average; 3.5 deviations are added.
     mean = k * (SAMPLE * 1.0) / n
     rank = tl.minimum((mean + 3.5 * tl.sqrt(mean) + 3.0).to(tl.int32), SAMPLE)
     b_bits = value_bits(b_value, o_s >= 0)
@@ -277,7 +279,7 @@ def _bounds(p_start, p_end, i_row, next_n, s_end, s_end_next, n_columns,
 def _row(p_row, p_counter, p_value, p_index, p_out, n, k, i_part, n_parts,
          KB: tl.constexpr, SAMPLE: tl.constexpr, ROOM: tl.constexpr, HELD: tl.constexpr,
          LIST: tl.constexpr, TILE: tl.constexpr, WARPS: tl.constexpr):  # fmt: skip
-    """One program's part of a row of n values.
+    """One program's part of a row of n values, as number `i_part` of `n_parts`.
 
     p_counter: two numbers, 0 before and after: values on the list, programs that are done.
     p_value, p_index: the list, of LIST values and of ROOM more.
@@ -344,7 +346,7 @@ def topk_kernel(
     SPLIT: `n_parts` programs share a row, and rows have a list of candidates each. Otherwise each
     of `n_parts` programs does one row after the other and has a list of its own.
 
-    Nothing is said about the alignment of rows and lists, not even what is known: Triton would
+    Triton is told nothing about the alignment of rows and lists, not even what is known: it would
     spread wide loads over threads otherwise than scattered stores, pass every tile through shared
     memory in between, and repeat `_claim` to save itself that, which is not the same.
     """

@@ -1,7 +1,7 @@
 """What both top-k kernels are made of: values, their keys, and the selection in registers.
 
 In registers the k largest are found by sorting values into bins of equal width, so that few lie in
-the bin of the k-th, which a warp compares with each other. Where many do, a radix selection on
+the bin of the k-th; up to 32 are compared with each other. Where more do, a radix selection on
 integer keys follows.
 
 Names: `i_` a program or loop index, `p_` a pointer, `b_` a block in registers, `o_` offsets, `m_` a
@@ -21,11 +21,11 @@ from glm5_kernel.ops.portable import IN_INTERPRETER
 from glm5_kernel.ops.topk_ptx import largest_code, operands
 
 ABSENT = tl.constexpr(-(2**31))
-"""Key of what is no value; those of values lie between the next two, both included."""
+"""Key of what is no value; those of values lie between LEAST and MOST, both included."""
 LEAST = tl.constexpr(-(2**31) + 1)
 MOST = tl.constexpr(2**31 - 2)
 NOTHING = tl.constexpr(2**32 - 1)
-"""Bits of what is no value, where values are looked at as such."""
+"""Bits of what is no value, where values are passed on as their bits."""
 
 
 @triton.jit
@@ -43,18 +43,18 @@ def _first_of(m_tie, b_index, n, need):
 
 @triton.jit
 def value_bits(value, m_value):
-    """A value's bits; all ones where there is none, which those of no value are."""
+    """A value's bits; all ones where there is none. A NaN of all ones gets the next lower bits."""
     bits = tl.minimum(value.to(tl.uint32, bitcast=True), NOTHING - 1)
     return tl.where(m_value, bits, NOTHING).to(tl.int32, bitcast=True)
 
 
 @triton.jit
 def largest(b_bits, b_index, k, slack, n, NUMBERED: tl.constexpr, WARPS: tl.constexpr):
-    """A number of its own, from 0, for each of the k largest of n values, and -1 for the others.
+    """For each of the k largest of n values a number of its own, from 0 on; -1 for the others.
 
-    Without NUMBERED it is any number from 0 on.
-    Of equal values those with the smallest indices are taken. Where it is quicker up to `slack`
-    more are, without passing over a larger one.
+    Without NUMBERED any number that is not negative, the same for several or not. Of equal values
+    those with the smallest indices are taken. Where that is quicker, up to `slack` more than k are
+    taken, the next largest.
     """
     if IN_INTERPRETER:
         b_key = tl.where(b_bits == -1, ABSENT, key_of(b_bits.to(tl.float32, bitcast=True)))
@@ -97,12 +97,13 @@ def key_of(value):
 
 @triton.jit
 def least_value(key):
-    """What no value with this key or a larger one is less than."""
+    """The value of a key: no value with that key or a larger one is less. NaN for NaN's key."""
     return flip(key).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def identity(p_out, n, k, KB: tl.constexpr):
+    """Write all n <= k positions in order, then -1."""
     o_k = tl.arange(0, KB)
     tl.store(p_out + o_k, tl.where(o_k < n, o_k, -1), mask=o_k < k)
 

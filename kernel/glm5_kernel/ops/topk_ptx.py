@@ -47,7 +47,7 @@ def largest_code(n, warps, numbered):
 
     The first pass sorts values into bins of equal width between the least and the largest, so
     that bins are short whatever the values' scale is. Where the bin of the last one wanted holds
-    more than a warp can compare, or a value has no bin, passes over 11, 11 and 10 bits of the keys
+    more than a warp has lanes, or a value has no bin, passes over 11, 11 and 10 bits of the keys
     follow, and as many over the indices of equal keys. Bit j of `alive` is 1 while value j may be
     wanted, of `taken` once it is.
     """
@@ -63,8 +63,9 @@ def largest_code(n, warps, numbered):
 
 @triton.constexpr_function
 def _declared(n, warps, each):
-    """Memory and registers; `mine` are a thread's bins, `there` is its lane's place in a list of
-    warps, and `warp` its warp's. The bin behind the others takes what is in none of them."""
+    """Memory and registers. `mine` is the address of a thread's bins; in lists of one number for
+    each warp `warp` is the offset of a thread's own warp, and `there` that of the warp with its
+    lane's number. Bin 2048, behind the others, takes what is in none of them."""
     words = (n + 3) // 4
     return [
         f"{{\n.shared .align 16 .b32 tally[2052];\n.shared .b32 most[{warps}];",
@@ -95,7 +96,7 @@ def _vector(each):
 
 @triton.constexpr_function
 def _cleared(each):
-    """A thread's bins."""
+    """Zeros in a thread's bins."""
     width, starts = _vector(each)
     zeros = ", ".join(["0"] * width)
     return [f"st.shared.v{width}.b32 [mine+{4 * j}], {{{zeros}}};" for j in starts]
@@ -103,9 +104,9 @@ def _cleared(each):
 
 @triton.constexpr_function
 def _extent(n):
-    """`top` and `bottom`, the largest and the least of all values; what is no number counts not.
+    """`top` and `bottom`, the largest and the least of all values, without NaNs.
 
-    Between warps they are keys, in the order of the values.
+    They are compared as values within a thread, and as keys between threads.
     """
     lines = ["mov.b32 top, 0fFF800000;\nmov.b32 bottom, 0f7F800000;"]
     for j in range(n):
@@ -141,9 +142,10 @@ def _flipped(name):
 
 @triton.constexpr_function
 def _key(value, into):
-    """A value's key: both zeros have the same, and what is no number the largest.
+    """A value's key: both zeros have the same, and NaN has the largest.
 
-    `zero` follows from the pass, or keys would be made before the first, where hardly any are used.
+    `zero` is made from the pass, lest the assembler makes all keys ahead of the first pass, after
+    which hardly any are needed.
     """
     return [
         f"mov.b32 x, {value};\nadd.rn.f32 x, x, zero;\nmov.b32 {into}, x;",
@@ -154,6 +156,7 @@ def _key(value, into):
 
 @triton.constexpr_function
 def _zero():
+    """See `_key`; `pass` is never as large as 256."""
     return ["shr.u32 other, pass, 8;\nmov.b32 zero, other;"]
 
 
@@ -161,8 +164,8 @@ def _zero():
 def _by_value(n):
     """Each value's bin, `digit`: those of the largest values come first.
 
-    What is added makes the distance from the top the last bits of the sum. Where an end is
-    infinite, or there is no distance between them, values have no bin; nor has what is no number.
+    With 2^23 added, the distance from the top, scaled to 0 … 2047, is in the last bits of the sum.
+    Where `top` or `bottom` is infinite, or both are equal, values have no bin; nor has a NaN.
     """
     lines = [
         "sub.rn.f32 scale, top, bottom;\nrcp.approx.ftz.f32 scale, scale;",
@@ -180,8 +183,8 @@ def _by_value(n):
 @triton.constexpr_function
 def _counted(n, each, warps):
     """How many are in a thread's bins (`count`, `sum`), in those of the threads before it
-    (`first`), and in all; the bins are cleared for the next pass. Where a value has no bin, keys
-    decide."""
+    (`first`), and in all (`total`); the bins are cleared for the next pass. Where some value has no
+    bin, keys decide."""
     lines = []
     for j in range(n):
         lines.append(f"mad.lo.u32 at, digit{j}, 4, bins;\nred.shared.add.u32 [at], 1;")
@@ -214,8 +217,8 @@ def _counted(n, each, warps):
 
 @triton.constexpr_function
 def _bin_of_the_last(each):
-    """The one bin that the rank falls into tells everybody its number, how many are in those
-    before it, and how many up to its end."""
+    """The thread that has the bin of the last one wanted tells all the number of that bin, how many
+    are in the bins before it, and how many up to its end."""
     lines = [
         "add.u32 other, first, sum;\nsetp.lt.u32 some, first, need;",
         "setp.ge.and.u32 some, other, need, some;\nnot.pred some, some;\n@some bra told_all;",
@@ -235,8 +238,8 @@ def _bin_of_the_last(each):
 
 @triton.constexpr_function
 def _sorted_out(n):
-    """Those in earlier bins are taken, those in later ones are not. Where the bin of the last is
-    wanted as a whole, or so few are in it that a warp can compare them, no pass follows."""
+    """Those in earlier bins are taken, those in later ones are not. Where the bin of the last one
+    is taken as a whole, or has 32 at most, which can be compared, no pass follows."""
     lines = ["mov.b32 alive, 0;"]
     for j in range(n):
         lines += [
@@ -255,8 +258,8 @@ def _sorted_out(n):
 
 @triton.constexpr_function
 def _next_digits(n):
-    """For another pass: bits of the keys, the largest first, then of the indices. `keys`: all
-    values are alive."""
+    """For another pass: bits of the keys, the largest key first, then of the indices. Who comes by
+    the label `keys` begins anew, with all values alive."""
     lines = [f"keys:\nmov.b32 alive, 0;\nmov.b32 expected, ${5 * n};"]
     for j in range(n):
         lines.append(f"setp.ne.s32 some, ${n + j}, -1;\n@some or.b32 alive, alive, {1 << j};")
@@ -297,8 +300,8 @@ def _gathered(n):
 
 @triton.constexpr_function
 def _compared(n, warps):
-    """Each of the few is chosen that fewer come before than are needed. A warp finds that out of
-    every so many-th, whose threads have one of the others each."""
+    """One of the few is chosen where fewer than `need` come before it. A warp finds that out for
+    the one of its own number and every `warps`-th after it: each lane compares it with another."""
     lines = [
         "mov.u32 at, few;\nmad.lo.u32 at, lane, 8, at;\nld.shared.v2.b32 {key, index}, [at];",
         "setp.lt.u32 more, lane, size;\nshr.u32 i, warp, 2;",
@@ -332,7 +335,7 @@ def _compared(n, warps):
 
 @triton.constexpr_function
 def _marked(n):
-    """Without numbers."""
+    """The same number, 0, for all that are taken."""
     return [*_or_none(n, ["0"] * n)]
 
 
@@ -353,6 +356,7 @@ def _numbered(n):
 
 @triton.constexpr_function
 def _or_none(n, numbers):
+    """The results: the numbers of those that are taken, -1 for others."""
     lines = []
     for j in range(n):
         lines.append(

@@ -1,6 +1,6 @@
 """The kernel of the exact top-k selection from rows that fit in a program's registers.
 
-Names are those of `topk_parts`.
+Names are those of `topk_parts`, but `LEAST` is a number of values here.
 """
 # Triton kernels: constexpr arguments are upper case and tensors have no Python type.
 # ruff: noqa: N803, N806, ANN001, ANN201
@@ -31,9 +31,9 @@ def short_topk_kernel(
 ):  # fmt: skip
     """Top-k of rows of at most ROOM columns, a program each.
 
-    A row takes as many registers as it has values, not as there are columns: a captured CUDA graph
-    has columns for the longest. What does not depend on memory comes before the wait, where it
-    takes no time.
+    A row takes registers for LEAST values, or two or four times that, by its own length and not by
+    the columns: a captured CUDA graph has columns for the longest context. What does not depend on
+    memory comes before `gdc_wait`, while the kernel before may still run.
     """
     # Fewer registers would not be quicker.
     LEAST: tl.constexpr = min(ROOM, 4096)
@@ -49,7 +49,8 @@ def short_topk_kernel(
     start = n_columns * 0
     if USE_START:
         start = tl.minimum(tl.maximum(tl.load(p_start + i_row), 0), n_columns)
-    # Without waiting for the end: both come from memory, and a short row is little else.
+    # Loaded before the row's end is known: waiting for one access to memory after the other is most
+    # of a short row's time.
     n_ahead = n_columns if ROOM == LEAST else 0
     b_ahead = tl.load(p_row + start + o_n, mask=start + o_n < n_ahead, other=0.0)
     end = tl.minimum(tl.maximum(tl.load(p_end + o_end), 0) - n_less, n_columns)

@@ -128,7 +128,7 @@ def checks(document: Document, name: str) -> str:
 
 def walk(name: str, document: Document) -> str:
     """A walk's part of the page."""
-    lines = [f"## {TITLES.get(name, name)}", ""]
+    lines = [f"## {TITLES.get(name, name)}", "", f"Of commit `{document['commit'][:8]}`.", ""]
     if document["continued"]:
         names = ", ".join(f"`{each}`" for each in document["continued"])
         lines += [f"The walk was cut off at its time limit and went on from {names}.", ""]
@@ -143,10 +143,11 @@ def walk(name: str, document: Document) -> str:
     lines += [*among_gpus(document), ""] if document.get("all_reduce") else []
     if document.get("explained"):
         names = ", ".join(f"`{each}`" for each in document["explained"])
-        said = (
-            "After that, a server was started with a tool parser that vLLM does not have: `up` went"
-        )
-        lines += [f"{said} back, and `logs --explain`, over all these starts, named {names}.", ""]
+        lines += [
+            "After these steps, one more server was started, with a tool parser that vLLM does not"
+            f" have: `up` went back. Over all these starts `logs --explain` named {names}.",
+            "",
+        ]
     if document["exposure"] is not None:
         lines.append(
             f"`systemd-analyze security` calls the unit's exposure {document['exposure']}."
@@ -170,10 +171,22 @@ def planned(document: Document) -> list[str]:
         if memory:
             parts = memory["planned_over_measured"]
             found = ", ".join(f"{PARTS.get(part, part)} {it:.3f}" for part, it in parts.items())
-            lines += [f"{begin} as planned before anything was installed, over what vLLM then "
-                      f"reported: {found}.", ""]  # fmt: skip
+            lines += [f"{begin} as planned before anything was installed, divided by what vLLM "
+                      f"then reported: {found}.{graphs_note(memory)}", ""]  # fmt: skip
     note = NOTES.get(document["commit"])
     return [*lines, note, ""] if note else lines
+
+
+def graphs_note(memory: Document) -> str:
+    """Why the plan for CUDA graphs is far from what a walk's small model takes."""
+    ratio = memory["planned_over_measured"].get("graphs")
+    if not ratio:
+        return ""
+    planned = memory["graphs"] / 2**20
+    return (
+        f" The plan leaves {planned:.0f} MiB for CUDA graphs, whatever the model; those of this one"
+        f" took {planned / ratio:.0f}."
+    )
 
 
 def among_gpus(document: Document) -> list[str]:

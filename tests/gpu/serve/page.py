@@ -23,14 +23,17 @@ The model is a small `glm_moe_dsa` with fixed random weights ({layers} layers, {
 GLM-5's own head dims and indexer), shaped so that the attention is sharp and its selection
 matters: random selection instead of the indexer's moves log-probabilities by 0.71 on average (1,200
 tokens, top-k 512, transformers on a CPU), 1 % of it wrong by 0.14, all of transformers in bf16 by
-0.12. Prompts have 10, 400, 2,000, 5,000 and 12,000 tokens; every position of every
-prompt is compared, and 48 decoded tokens after each, on the same continuation.
+0.12. Prompts have 10, 400, 2,000, 5,000 and 12,000 tokens; every position of every prompt is
+compared, and 48 decoded tokens after each, on the same continuation.
 
 ## The same answers
 
 Mean difference of log-probabilities (absolute, in nats) from transformers in float32, over all
 positions. *ratio*: ours over the larger of what stock's backends with the same cache and top-k
-have. {reference_note}
+have; 1 is as near to the reference as stock.{reference_note}
+
+Names of cases: `k512` has a top-k of 512, `spec` drafts by n-gram look-up, `mqa` forces MQA, `tp2`
+has two GPUs; all of it is under [What was started](#what-was-started).
 
 `ours-fp8-invariant` forces MQA: prompts that are shorter than the top-k then go through the fp8
 cache, too, where the stock case beside it answers them by dense attention. With a top-k of 512 the
@@ -329,7 +332,7 @@ def text(document: Row) -> str:
         device=document["device"].split(",")[0] or "an H200",
         layers=model.LAYERS,
         heads=model.HEADS,
-        reference_note="" if lengths else "Not measured yet.",
+        reference_note="" if lengths else " Not measured yet.",
         reference=reference_table(document),
         stock=stock_table(document),
         alone=24,
