@@ -9,9 +9,9 @@ ptxas and cuobjdump come with Triton; no GPU is needed.
 
 from __future__ import annotations
 
+import argparse
 import re
 import subprocess
-import sys
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -152,11 +152,13 @@ def _line(case: Case, needs: Resources) -> str:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("page", type=Path, nargs="?", help="put the table into this page instead")
+    page = parser.parse_args().page
     text = report(["sm120", "sm90", "sm100", "sm89", "sm86", "sm80"])
-    if len(sys.argv) == 1:
+    if page is None:
         print(text)
         return
-    page = Path(sys.argv[1])
     before, rest = page.read_text().split(START)
     after = rest.split(END)[1]
     page.write_text(f"{before}{START}\n{text}\n{END}{after}")
