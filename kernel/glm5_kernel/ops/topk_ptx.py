@@ -196,14 +196,10 @@ def _counted(n, each, warps):
             f"ld.shared.v{width}.b32 {{{', '.join(names[j : j + width])}}}, [mine+{4 * j}];"
         )
     lines += [*_cleared(each), "mov.b32 sum, 0;", *(f"add.u32 sum, sum, {each};" for each in names)]
-    lines.append("mov.b32 scan, sum;")
-    for step in (1, 2, 4, 8, 16):
-        lines += [
-            f"shfl.sync.up.b32 other|some, scan, {step}, 0, 0xffffffff;",
-            "@some add.u32 scan, scan, other;",
-        ]
     return [
         *lines,
+        "mov.b32 scan, sum;",
+        *_scanned(["scan"]),
         "setp.eq.u32 some, lane, 31;\nmov.u32 at, sums;\nadd.u32 at, at, warp;",
         "@some st.shared.b32 [at], scan;\nbar.sync 0;\nsub.u32 first, scan, sum;",
         "mov.u32 at, sums;\nadd.u32 at, at, there;\nld.shared.b32 total, [at];",
@@ -336,7 +332,7 @@ def _compared(n, warps):
 @triton.constexpr_function
 def _marked(n):
     """The same number, 0, for all that are taken."""
-    return [*_or_none(n, ["0"] * n)]
+    return _or_none(n, ["0"] * n)
 
 
 @triton.constexpr_function
@@ -397,12 +393,7 @@ def _claimed(numbers, space, counter):
     """
     words = [f"{i}" for i in range((len(numbers) + 3) // 4)]
     lines = [f"mov.b32 below{i}, hits{i};" for i in words]
-    for step in (1, 2, 4, 8, 16):
-        for i in words:
-            lines.append(
-                f"shfl.sync.up.b32 other|some, below{i}, {step}, 0, 0xffffffff;\n"
-                f"@some add.u32 below{i}, below{i}, other;"
-            )
+    lines += _scanned([f"below{i}" for i in words])
     lines.append("mov.b32 total, 0;\nmov.b32 first, 0;")
     for i in words:
         lines.append(
@@ -424,6 +415,19 @@ def _claimed(numbers, space, counter):
             f"prmt.b32 other, below{j // 4}, 0, {0x4440 + j % 4};\n"
             f"add.u32 {number}, sums{j // 4}, other;"
         )
+    return lines
+
+
+@triton.constexpr_function
+def _scanned(names):
+    """Sums over a warp's lanes up to each, itself included, in place of what each has."""
+    lines = []
+    for step in (1, 2, 4, 8, 16):
+        for name in names:
+            lines.append(
+                f"shfl.sync.up.b32 other|some, {name}, {step}, 0, 0xffffffff;\n"
+                f"@some add.u32 {name}, {name}, other;"
+            )
     return lines
 
 
