@@ -161,7 +161,7 @@ FEW_TOPK = (
     TopkConfig(tile=4096, warps=16, programs=1, held=8192),
 )
 TOPK: dict[str, TopkTable] = {
-    # With 8 warps a thread takes more than 128 registers there, so two programs would not fit.
+    # With 8 warps, two programs to a multiprocessor, registers would spill there.
     "sm120": TopkTable(SHORT_TOPK, FEW_TOPK, TopkConfig(tile=2048, warps=16, programs=1)),
     "sm90": TopkTable(SHORT_TOPK, FEW_TOPK, TopkConfig(tile=2048, warps=8, programs=2)),
 }

@@ -29,19 +29,21 @@ from glm5_kernel.ops.topk_parts import (
     LEAST,
     MOST,
     end_of,
+    first_column,
     identity,
     key_of,
     largest,
     least_value,
+    range_length,
     select,
     select_row,
     value_bits,
 )
 from glm5_kernel.ops.topk_ptx import claim_code, operands, tally_code
 
-MOST_BINS = tl.constexpr(2048)
-"""Twice the bins of a histogram, at most: all of a kernel, those of `topk_ptx` among them, and what
-Triton needs must stay below 48 KB together."""
+MOST_BINS = tl.constexpr(1024)
+"""Of a histogram: all of a kernel, those of `topk_ptx` among them, and what Triton needs must stay
+below 48 KB together."""
 
 
 @triton.constexpr_function
@@ -206,7 +208,7 @@ def _narrow_down(p_from, n, k, room, TILE: tl.constexpr, WARPS: tl.constexpr):
     `n_over` keys are larger, `n_reach` at least as large as its least; `n_reach` is at most `room`,
     or the interval is a single key.
     """
-    FEWER_BINS: tl.constexpr = min(TILE, MOST_BINS // 2)
+    BINS: tl.constexpr = min(TILE, MOST_BINS)
     o_t = tl.arange(0, TILE)
     b_least = tl.full([TILE], MOST, tl.int32)
     b_most = tl.full([TILE], LEAST, tl.int32)
@@ -222,8 +224,8 @@ def _narrow_down(p_from, n, k, room, TILE: tl.constexpr, WARPS: tl.constexpr):
         b_tally = tl.zeros([TILE], tl.int32)
         shift = width * 0
         for t in range(0, n, TILE):
-            b_bin, shift = _bins(_keys(p_from, t + o_t, n), high, width, FEWER_BINS)
-            b_tally += _tally(b_bin, FEWER_BINS, WARPS)
+            b_bin, shift = _bins(_keys(p_from, t + o_t, n), high, width, BINS)
+            b_tally += _tally(b_bin, BINS, WARPS)
         high, width, n_over, n_reach = _choose(b_tally, k, high, width, n_over, shift)
     return high, width, n_over, n_reach
 
@@ -265,14 +267,10 @@ def _better_list(p_row, p_counter, p_value, p_index, p_out, n, k, count,
 @triton.jit
 def _bounds(p_start, p_end, i_row, next_n, s_end, s_end_next, n_columns,
             USE_START: tl.constexpr, LAST_ONLY: tl.constexpr):  # fmt: skip
-    """First column and number of columns of a row, inside the matrix whatever is given."""
-    start = n_columns * 0
-    if USE_START:
-        start = tl.load(p_start + i_row)
+    """First column and number of columns of a row."""
+    start = first_column(p_start, i_row, n_columns, USE_START)
     o_end, n_less = end_of(i_row, next_n, s_end, s_end_next, LAST_ONLY)
-    start = tl.minimum(tl.maximum(start, 0), n_columns)
-    end = tl.minimum(tl.maximum(tl.load(p_end + o_end), 0) - n_less, n_columns)
-    return start, tl.maximum(end, start) - start
+    return start, range_length(p_end, o_end, n_less, start, n_columns)
 
 
 @triton.jit

@@ -122,6 +122,22 @@ def end_of(i_row, next_n, s_end, s_end_next, LAST_ONLY: tl.constexpr):
 
 
 @triton.jit
+def first_column(p_start, i_row, n_columns, USE_START: tl.constexpr):
+    """Of a row's range, inside the matrix whatever is given."""
+    start = n_columns * 0
+    if USE_START:
+        start = tl.minimum(tl.maximum(tl.load(p_start + i_row), 0), n_columns)
+    return start
+
+
+@triton.jit
+def range_length(p_end, o_end, n_less, start, n_columns):
+    """Columns of a row's range, inside the matrix whatever is given; for `o_end`, see `end_of`."""
+    end = tl.minimum(tl.maximum(tl.load(p_end + o_end), 0) - n_less, n_columns)
+    return tl.maximum(end, start) - start
+
+
+@triton.jit
 def select(b_value, b_index, p_out, n, k, ROOM: tl.constexpr, WARPS: tl.constexpr):
     """Write the indices of the k largest of n values, k <= n <= ROOM, that are held in registers.
 
