@@ -39,7 +39,13 @@ from glm5_kernel.ops.topk_parts import (
     select_row,
     value_bits,
 )
-from glm5_kernel.ops.topk_ptx import claim_code, operands, tally_code
+from glm5_kernel.ops.topk_ptx import (
+    claim_code,
+    count_code,
+    counter_code,
+    operands,
+    tally_code,
+)
 
 MOST_BINS = tl.constexpr(1024)
 """Of a histogram: all of a kernel, those of `topk_ptx` among them, and what Triton needs must stay
@@ -69,17 +75,45 @@ def _tally(b_bin, BINS: tl.constexpr, WARPS: tl.constexpr):
 
 
 @triton.jit
-def _claim(p_counter, m_hit, WARPS: tl.constexpr):
+def _counter(p_counter, SPLIT: tl.constexpr):
+    """What counts the candidates on a list: in global memory where programs share it, else in
+    shared memory, which answers sooner."""
+    SHARED: tl.constexpr = not (SPLIT or IN_INTERPRETER)
+    counter = p_counter
+    if SHARED:
+        code: tl.constexpr = counter_code()
+        counter = tl.inline_asm_elementwise(code, "=r,l", [p_counter.to(tl.int64)], tl.int32,
+                                            False, 1)  # fmt: skip
+    return counter
+
+
+@triton.jit
+def _count(counter, SPLIT: tl.constexpr):
+    """How many were claimed of a counter, which begins at 0 again."""
+    SHARED: tl.constexpr = not (SPLIT or IN_INTERPRETER)
+    if SHARED:
+        code: tl.constexpr = count_code()
+        n = tl.inline_asm_elementwise(code, "=r,r", [counter], tl.int32, False, 1)
+    else:
+        n = tl.atomic_xchg(counter, 0, sem="relaxed")
+    return n
+
+
+@triton.jit
+def _claim(counter, m_hit, SPLIT: tl.constexpr, WARPS: tl.constexpr):
     """A number for each hit that no other has: the counter goes up by the number of hits."""
     SIZE: tl.constexpr = m_hit.shape[0]
     b_hit = m_hit.to(tl.int32)
     if IN_INTERPRETER:
-        return tl.atomic_add(p_counter, tl.sum(b_hit, 0)) + tl.cumsum(b_hit, 0) - 1
+        return tl.atomic_add(counter, tl.sum(b_hit, 0)) + tl.cumsum(b_hit, 0) - 1
     N: tl.constexpr = SIZE // (32 * WARPS)
-    code: tl.constexpr = claim_code(N)
-    kinds: tl.constexpr = operands(N, "rl")
-    b_address = tl.broadcast_to(p_counter.to(tl.int64), (SIZE,))
-    return tl.inline_asm_elementwise(code, kinds, [b_hit, b_address], tl.int32, False, N)
+    code: tl.constexpr = claim_code(N, "global" if SPLIT else "shared")
+    kinds: tl.constexpr = operands(N, "rl" if SPLIT else "rr")
+    address = counter
+    if SPLIT:
+        address = counter.to(tl.int64)
+    given = [b_hit, tl.broadcast_to(address, (SIZE,))]
+    return tl.inline_asm_elementwise(code, kinds, given, tl.int32, False, N)
 
 
 @triton.jit
@@ -182,8 +216,9 @@ def _tile(p_from, start, n, TILE: tl.constexpr):
 
 
 @triton.jit
-def _collect(b_next, p_from, p_from_index, p_counter, p_value, p_index, first, n, step, threshold,
-             room, listed, TILE: tl.constexpr, WARPS: tl.constexpr):  # fmt: skip
+def _collect(b_next, p_from, p_from_index, counter, p_value, p_index, first, n, step, threshold,
+             room, listed, SPLIT: tl.constexpr, TILE: tl.constexpr,
+             WARPS: tl.constexpr):  # fmt: skip
     """Put the values that are not less than the threshold on the list, as long as there is room.
 
     Looks at tiles `first`, `first + step`, … of n values, the first of which is in `b_next`. The
@@ -194,7 +229,7 @@ def _collect(b_next, p_from, p_from_index, p_counter, p_value, p_index, first, n
         b_value = b_next
         b_next = _tile(p_from, t + step * TILE, n, TILE)
         m_hit = ~(b_value < threshold) & (t + o_t < n)
-        b_place = _claim(p_counter, m_hit, WARPS)
+        b_place = _claim(counter, m_hit, SPLIT, WARPS)
         m_kept = m_hit & (b_place < room)
         b_index = tl.load(p_from_index + t + o_t, mask=m_kept & listed, other=0)
         tl.store(p_value + b_place, b_value, mask=m_kept)
@@ -231,8 +266,8 @@ def _narrow_down(p_from, n, k, room, TILE: tl.constexpr, WARPS: tl.constexpr):
 
 
 @triton.jit
-def _better_list(p_row, p_counter, p_value, p_index, p_out, n, k, count,
-                 ROOM: tl.constexpr, LIST: tl.constexpr, TILE: tl.constexpr,
+def _better_list(p_row, counter, p_value, p_index, p_out, n, k, count,
+                 ROOM: tl.constexpr, LIST: tl.constexpr, SPLIT: tl.constexpr, TILE: tl.constexpr,
                  WARPS: tl.constexpr):  # fmt: skip
     """Where a list of `count` values does not serve: make one at its end that does.
 
@@ -249,10 +284,10 @@ def _better_list(p_row, p_counter, p_value, p_index, p_out, n, k, count,
     if n_reach <= ROOM:
         least = least_value(high - width.to(tl.int32, bitcast=True))
         b_first = _tile(p_from, n * 0, n_from, TILE)
-        _collect(b_first, p_from, p_index, p_counter, p_value + LIST, p_index + LIST, n * 0,
-                 n_from, n * 0 + 1, least, ROOM, listed, TILE, WARPS)  # fmt: skip
+        _collect(b_first, p_from, p_index, counter, p_value + LIST, p_index + LIST, n * 0,
+                 n_from, n * 0 + 1, least, ROOM, listed, SPLIT, TILE, WARPS)  # fmt: skip
         tl.debug_barrier()
-        n_reach = tl.minimum(tl.atomic_xchg(p_counter, 0, sem="relaxed"), ROOM)
+        n_reach = tl.minimum(_count(counter, SPLIT), ROOM)
     else:
         o_t = tl.arange(0, TILE)
         written = n * 0
@@ -274,9 +309,10 @@ def _bounds(p_start, p_end, i_row, next_n, s_end, s_end_next, n_columns,
 
 
 @triton.jit
-def _row(p_row, p_counter, p_value, p_index, p_out, n, k, i_part, n_parts,
+def _row(p_row, counter, p_counter, p_value, p_index, p_out, n, k, i_part, n_parts,
          KB: tl.constexpr, SAMPLE: tl.constexpr, ROOM: tl.constexpr, HELD: tl.constexpr,
-         LIST: tl.constexpr, TILE: tl.constexpr, WARPS: tl.constexpr):  # fmt: skip
+         LIST: tl.constexpr, SPLIT: tl.constexpr, TILE: tl.constexpr,
+         WARPS: tl.constexpr):  # fmt: skip
     """One program's part of a row of n values, as number `i_part` of `n_parts`.
 
     p_counter: two numbers, 0 before and after: values on the list, programs that are done.
@@ -291,18 +327,22 @@ def _row(p_row, p_counter, p_value, p_index, p_out, n, k, i_part, n_parts,
         if i_part < n_active:
             b_first = _tile(p_row, i_part * TILE, n, TILE)  # arrives while the sample is looked at
             threshold = _threshold(p_row, n, k, SAMPLE, WARPS)
-            _collect(b_first, p_row, p_index, p_counter, p_value, p_index, i_part, n, n_active,
-                     threshold, LIST, False, TILE, WARPS)  # fmt: skip
+            _collect(b_first, p_row, p_index, counter, p_value, p_index, i_part, n, n_active,
+                     threshold, LIST, False, SPLIT, TILE, WARPS)  # fmt: skip
             # All threads' values are on the list before this program counts as done.
             tl.debug_barrier()
-            if tl.atomic_add(p_counter + 1, 1, sem="acq_rel") == n_active - 1:
+            n_done = n_active - 1
+            if SPLIT:
+                n_done = tl.atomic_add(p_counter + 1, 1, sem="acq_rel")
+            if n_done == n_active - 1:
                 tl.debug_barrier()
-                n_from = tl.atomic_xchg(p_counter, 0, sem="relaxed")
-                tl.store(p_counter + 1, 0)
+                n_from = _count(counter, SPLIT)
+                if SPLIT:
+                    tl.store(p_counter + 1, 0)
                 p_from = p_value
                 if (n_from < k) | (n_from > ROOM):
-                    n_from = _better_list(p_row, p_counter, p_value, p_index, p_out, n, k, n_from,
-                                          ROOM, LIST, TILE, WARPS)  # fmt: skip
+                    n_from = _better_list(p_row, counter, p_value, p_index, p_out, n, k, n_from,
+                                          ROOM, LIST, SPLIT, TILE, WARPS)  # fmt: skip
                     p_from = p_value + LIST
                     p_index = p_index + LIST
     elif i_part > 0:
@@ -361,19 +401,22 @@ def topk_kernel(
         o_list = i_row.to(tl.int64) * s_list
         p_row = p_logits + i_row.to(tl.int64) * s_row + start
         p_to = p_out + i_row.to(tl.int64) * s_out
-        _row(p_row, p_counter + 2 * i_row, p_value + o_list, p_index + o_list,
-             p_to, n, k, i_part, n_parts, KB, SAMPLE, ROOM, HELD, LIST, TILE, WARPS)  # fmt: skip
+        counter = _counter(p_counter + 2 * i_row, SPLIT)
+        _row(p_row, counter, p_counter + 2 * i_row, p_value + o_list, p_index + o_list,
+             p_to, n, k, i_part, n_parts,
+             KB, SAMPLE, ROOM, HELD, LIST, SPLIT, TILE, WARPS)  # fmt: skip
     else:
         o_list = i.to(tl.int64) * s_list
+        counter = _counter(p_counter + 2 * i, SPLIT)
         for i_next in range(i, n_rows, n_parts):
             i_row = n_rows * 0 + i_next  # in the interpreter a loop's index is no tensor
             p_row = p_logits + i_row.to(tl.int64) * s_row
             start, n = _bounds(p_start, p_end, i_row, next_n, s_end, s_end_next, n_columns,
                                USE_START, LAST_ONLY)  # fmt: skip
             p_to = p_out + i_row.to(tl.int64) * s_out
-            _row(p_row + start, p_counter + 2 * i, p_value + o_list,
+            _row(p_row + start, counter, p_counter + 2 * i, p_value + o_list,
                  p_index + o_list, p_to, n, k, n_rows * 0, n_rows * 0 + 1,
-                 KB, SAMPLE, ROOM, HELD, LIST, TILE, WARPS)  # fmt: skip
+                 KB, SAMPLE, ROOM, HELD, LIST, SPLIT, TILE, WARPS)  # fmt: skip
             tl.debug_barrier()
 
 

@@ -363,8 +363,10 @@ def _or_none(n, numbers):
 
 
 @triton.constexpr_function
-def claim_code(n):
+def claim_code(n, space):
     """A number of its own for each hit from a counter in memory, a warp at a time.
+
+    space: "global", or "shared": then the address is one of `counter_code`.
 
     Operands: n numbers (out), n hits (0 or 1), n times the counter's address.
     """
@@ -381,7 +383,28 @@ def claim_code(n):
             else f"mov.b32 {word}, ${n + j};"
         )
     numbers = [f"${j}" for j in range(n)]
-    return "\n".join([*lines, *_claimed(numbers, "global", f"${2 * n}"), "}"])
+    return "\n".join([*lines, *_claimed(numbers, space, f"${2 * n}"), "}"])
+
+
+@triton.constexpr_function
+def counter_code():
+    """A counter in shared memory, 0 at first, for all that follows in the program.
+
+    Operands: its address (out), and one that is not looked at.
+    """
+    return (
+        "{\n.shared .b32 claims[1];\n.reg .b32 at;\nmov.u32 at, claims;\nst.shared.b32 [at], 0;\n"
+        "bar.sync 0;\nmov.b32 $0, at;\n}"
+    )
+
+
+@triton.constexpr_function
+def count_code():
+    """What such a counter came to; it begins at 0 again. Operands: that (out), its address."""
+    return (
+        "{\nbar.sync 0;\nld.shared.b32 $0, [$1];\nbar.sync 0;\nst.shared.b32 [$1], 0;\n"
+        "bar.sync 0;\n}"
+    )
 
 
 @triton.constexpr_function
