@@ -136,21 +136,25 @@ def test_topk_where_the_sample_misleads() -> None:
     logits[1, :190_000] = -5
     logits[2, ::48] += 50
     logits[3] = torch.randint(0, 3, (200_000,), device="cuda").float()
-    for k in (1, 512, 2048):
-        check_rows(logits, k, topk_indices(logits, k, ends=full(4, 200_000)))
+    for each in (
+        logits,
+        logits.repeat(75, 1),
+    ):  # programs that share a row, and that have their own
+        for k in (1, 512, 2048):
+            check_rows(each, k, topk_indices(each, k, ends=full(len(each), 200_000)))
 
 
 def test_topk_ranges() -> None:
-    for rows in (40, 400):
-        logits = scores("normal", rows, 12_000)
-        starts = random_int(-10, 6000, (rows,))
-        ends = starts + random_int(-5, 9000, (rows,))
+    for rows, columns in ((40, 12_000), (400, 12_000), (400, 40_000)):
+        logits = scores("normal", rows, columns)
+        starts = random_int(-10, columns // 2, (rows,))
+        ends = starts + random_int(-5, columns * 3 // 4, (rows,))
         found = topk_indices(logits, 512, starts=starts, ends=ends)
-        first, last = starts.clamp(0), ends.clamp(max=12_000)
-        columns = torch.arange(12_000, device="cuda")
-        inside = (columns >= first[:, None]) & (columns < last[:, None])
+        first, last = starts.clamp(0), ends.clamp(max=columns)
+        column = torch.arange(columns, device="cuda")
+        inside = (column >= first[:, None]) & (column < last[:, None])
         wanted = logits.masked_fill(~inside, -torch.inf).topk(512).values
-        chosen = (found + first[:, None]).clamp(0, 11_999).long()
+        chosen = (found + first[:, None]).clamp(0, columns - 1).long()
         got = logits.gather(1, chosen).masked_fill(found < 0, -torch.inf)
         assert torch.equal(got.sort(descending=True).values, wanted)
         assert torch.equal((found >= 0).sum(1), (last - first).clamp(0, 512).long())

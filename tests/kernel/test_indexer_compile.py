@@ -16,6 +16,11 @@ CASES = [case for arch in ("sm120", "sm90", "sm100", "sm89") for case in cases(a
 WITHOUT_OPT_IN = 49_152
 """Shared memory that a kernel may use whose dynamic part alone is less: Triton asks for no more."""
 
+LAID_ASIDE = 48
+"""Bytes that a thread of the top-k may put aside, once a row, where two programs of 16 warps on a
+multiprocessor leave it 64 registers: quicker on an H200 than twice 8 warps, or one program, with
+128."""
+
 
 def name(case: Case) -> str:
     kind = type(case.config).__name__.removesuffix("Config").lower()
@@ -49,7 +54,8 @@ def found(request: pytest.FixtureRequest) -> Iterator[dict[Case, Future[Needs]]]
 )
 def test_fits_and_does_not_spill(case: Case, found: dict[Case, Future[Needs]]) -> None:
     needs = found[case].result()
-    assert needs.stack_bytes == 0
+    is_many = case.config == TOPK[case.arch].many
+    assert needs.stack_bytes <= (LAID_ASIDE if is_many else 0)
     assert needs.shared_bytes <= SHARED_LIMIT[case.arch]
     if isinstance(case.config, TopkConfig | ShortTopkConfig):
         assert needs.shared_bytes <= WITHOUT_OPT_IN

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
-from glm5_kernel.ops.topk_ptx import largest_code, tally_code
+from glm5_kernel.ops.topk_ptx import (
+    claim_code,
+    count_code,
+    counter_code,
+    largest_code,
+    tally_code,
+)
 from numpy.typing import NDArray
 
 from tests.kernel.ptx import Program, PtxError
@@ -147,3 +155,49 @@ def test_a_histogram(warps: int, each: int, bins: int) -> None:
     found = np.concatenate(program.run([each.view(np.uint32) for each in operands], each))
     inside = given[(given >= 0) & (given < bins)]
     np.testing.assert_array_equal(found[:bins], np.bincount(inside, minlength=bins))
+
+
+def claims(each: int, space: str) -> list[str]:
+    """A counter, claims of it, what they came to, and both of these again.
+
+    Operands: numbers of the last claim, both counts, hits.
+    """
+    names = [*range(each), *range(each + 2, 2 * each + 2), "where"]
+
+    def name(operand: re.Match[str]) -> str:
+        found = names[min(int(operand[1]), 2 * each)]
+        return found if isinstance(found, str) else f"${found}"
+
+    claim = re.sub(r"\$(\d+)", name, claim_code(each, space))
+    counts = [count_code().replace("$1", "where").replace("$0", f"${each + i}") for i in range(2)]
+    parts = [counter_code().replace("$0", "where"), claim, counts[0], claim, counts[1]]
+    return "".join(part.strip()[1:-1] for part in parts).split("bar.sync 0;")
+
+
+def check_claims(program: Program, each: int, hits: Words) -> None:
+    found = program.run([*hits.reshape(each, -1).view(np.uint32)], each + 2)
+    for count in found[each:]:
+        np.testing.assert_array_equal(count, hits.sum())
+    numbers = np.concatenate(found[:each])[hits == 1]
+    assert sorted(numbers) == list(range(hits.sum()))
+
+
+@pytest.mark.parametrize("space", ["shared", "global"])
+@pytest.mark.parametrize(("warps", "each"), SHAPES)
+def test_claims(warps: int, each: int, space: str) -> None:
+    program = Program("{" + "bar.sync 0;".join(claims(each, space)) + "}", 32 * warps)
+    random = np.random.default_rng(6)
+    for share in (0, 0.02, 0.5, 1):
+        hits = (random.random(32 * warps * each) < share).astype(np.int32)
+        check_claims(program, each, hits)
+
+
+def test_every_barrier_of_a_counter_is_needed() -> None:
+    parts = claims(2, "shared")
+    assert len(parts) == 8
+    # The last one is for what follows.
+    for number in range(1, len(parts) - 1):
+        less = [*parts[: number - 1], "".join(parts[number - 1 : number + 1]), *parts[number + 1 :]]
+        program = Program("{" + "bar.sync 0;".join(less) + "}", 128)
+        with pytest.raises((PtxError, AssertionError)):
+            check_claims(program, 2, np.ones(256, np.int32))

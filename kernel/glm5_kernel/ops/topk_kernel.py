@@ -315,7 +315,9 @@ def _row(p_row, counter, p_counter, p_value, p_index, p_out, n, k, i_part, n_par
          WARPS: tl.constexpr):  # fmt: skip
     """One program's part of a row of n values, as number `i_part` of `n_parts`.
 
-    p_counter: two numbers, 0 before and after: values on the list, programs that are done.
+    counter: of values on the list; see `_counter`.
+    p_counter: two numbers, 0 before and after, where programs share the row: values on the list,
+        and programs that are done.
     p_value, p_index: the list, of LIST values and of ROOM more.
     """
     p_from = p_row

@@ -347,7 +347,7 @@ def _numbered(n):
             f"mul.lo.u32 {word}, {word}, 0x204081;\nand.b32 {word}, {word}, 0x01010101;"
         )
     numbers = [f"digit{j}" for j in range(n)]
-    return [*lines, *_claimed(numbers, "shared", "counter+4"), *_or_none(n, numbers)]
+    return [*lines, *_claimed(numbers), *_or_none(n, numbers)]
 
 
 @triton.constexpr_function
@@ -370,20 +370,20 @@ def claim_code(n, space):
 
     Operands: n numbers (out), n hits (0 or 1), n times the counter's address.
     """
-    words = (n + 3) // 4
     lines = [
-        f"{{\n.reg .b32 other, total, lane, first, hits<{words}>, below<{words}>, sums<{words}>;",
-        ".reg .pred some;\nmov.u32 lane, %laneid;",
+        "{\n.reg .b32 first, hits, below, other, lane;\n.reg .pred some;\nmov.u32 lane, %laneid;",
+        f"mov.b32 hits, ${n};",
+        *(f"add.u32 hits, hits, ${n + j};" for j in range(1, n)),
+        "mov.b32 below, hits;",
+        *_scanned(["below"]),
+        "sub.u32 hits, below, hits;\nshfl.sync.idx.b32 below, below, 31, 31, 0xffffffff;",
+        "mov.b32 first, 0;\nsetp.eq.u32 some, lane, 0;\nsetp.ne.and.u32 some, below, 0, some;",
+        f"@some atom.{space}.add.u32 first, [${2 * n}], below;",
+        "shfl.sync.idx.b32 first, first, 0, 31, 0xffffffff;\nadd.u32 $0, first, hits;",
+        *(f"add.u32 ${j}, ${j - 1}, ${n + j - 1};" for j in range(1, n)),
+        "}",
     ]
-    for j in range(n):
-        word = f"hits{j // 4}"
-        lines.append(
-            f"mad.lo.u32 {word}, ${n + j}, {1 << (j % 4) * 8}, {word};"
-            if j % 4
-            else f"mov.b32 {word}, ${n + j};"
-        )
-    numbers = [f"${j}" for j in range(n)]
-    return "\n".join([*lines, *_claimed(numbers, space, f"${2 * n}"), "}"])
+    return "\n".join(lines)
 
 
 @triton.constexpr_function
@@ -393,8 +393,9 @@ def counter_code():
     Operands: its address (out), and one that is not looked at.
     """
     return (
-        "{\n.shared .b32 claims[1];\n.reg .b32 at;\nmov.u32 at, claims;\nst.shared.b32 [at], 0;\n"
-        "bar.sync 0;\nmov.b32 $0, at;\n}"
+        "{\n.shared .b32 claims[1];\n.reg .b32 at, thread;\n.reg .pred some;\n"
+        "mov.u32 at, claims;\nmov.u32 thread, %tid.x;\nsetp.eq.u32 some, thread, 0;\n"
+        "@some st.shared.b32 [at], 0;\nbar.sync 0;\nmov.b32 $0, at;\n}"
     )
 
 
@@ -402,14 +403,15 @@ def counter_code():
 def count_code():
     """What such a counter came to; it begins at 0 again. Operands: that (out), its address."""
     return (
-        "{\nbar.sync 0;\nld.shared.b32 $0, [$1];\nbar.sync 0;\nst.shared.b32 [$1], 0;\n"
-        "bar.sync 0;\n}"
+        "{\n.reg .b32 thread;\n.reg .pred some;\n"
+        "mov.u32 thread, %tid.x;\nsetp.eq.u32 some, thread, 0;\nbar.sync 0;\n"
+        "ld.shared.b32 $0, [$1];\nbar.sync 0;\n@some st.shared.b32 [$1], 0;\nbar.sync 0;\n}"
     )
 
 
 @triton.constexpr_function
-def _claimed(numbers, space, counter):
-    """Numbers for a warp's hits from a counter, which goes up by as many.
+def _claimed(numbers):
+    """Numbers for a warp's hits from the counter behind `counter`, which goes up by as many.
 
     Byte j of `hits<i>` is 1 where a thread's value 4 i + j is a hit. Of the four, the first of all
     lanes come first. numbers: the registers that get them.
@@ -428,7 +430,7 @@ def _claimed(numbers, space, counter):
         )
     lines += [
         "setp.eq.u32 some, lane, 0;\nsetp.ne.and.u32 some, total, 0, some;",
-        f"@some atom.{space}.add.u32 first, [{counter}], total;",
+        "@some atom.shared.add.u32 first, [counter+4], total;",
         "shfl.sync.idx.b32 first, first, 0, 31, 0xffffffff;",
     ]
     for i in words:
