@@ -99,7 +99,7 @@ class TopkConfig:
         """Values of a long row that its threshold is guessed from.
 
         So many that with k = 2048, in rows of up to 131,072, there are more candidates than `room`
-        about once in a thousand rows.
+        in less than one row of a hundred, and fewer than k in one of five thousand.
         """
         return 2048 if columns <= LEAST_SAMPLED else 4096
 

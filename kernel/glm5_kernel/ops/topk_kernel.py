@@ -185,7 +185,24 @@ def _select(p_from, p_index, p_out, n, k, listed,
 
 
 @triton.jit
-def _threshold(p_row, n, k, SAMPLE: tl.constexpr, WARPS: tl.constexpr):
+def threshold_rank(n, k, SAMPLE: tl.constexpr, ROOM: tl.constexpr):
+    """Which of the largest of the sample is the threshold.
+
+    `mean` of the sample are among the k largest, on average; the larger the rank, the more values
+    are candidates. Where they are fewer than k, a program counts the whole row; where there is no
+    room for them, only the list. So the rank lies in the middle of both, in standard deviations,
+    but 3.5 of them above the mean at least. At 4.75 two rows in a million have too few.
+    """
+    mean = k * (SAMPLE * 1.0) / n
+    both = 1 + tl.sqrt(ROOM * 1.0 / k)
+    deviation = tl.sqrt(mean)
+    rank = tl.maximum(mean * both * both / 4, mean + 3.5 * deviation + 3.0)
+    rank = tl.minimum(rank, mean + 4.75 * deviation + 3.0)
+    return tl.minimum(rank.to(tl.int32), SAMPLE)
+
+
+@triton.jit
+def _threshold(p_row, n, k, SAMPLE: tl.constexpr, ROOM: tl.constexpr, WARPS: tl.constexpr):
     """A value that probably a little more than k of the row's n > SAMPLE values reach.
 
     The sample has one value, anywhere, of each of SAMPLE equal stretches of the row.
@@ -201,9 +218,7 @@ def _threshold(p_row, n, k, SAMPLE: tl.constexpr, WARPS: tl.constexpr):
     b_hash = (o_s.to(tl.uint32) * 2654435761) >> 16
     b_step = (b_hash * tl.minimum(b_width, 65_535).to(tl.uint32)) >> 16
     b_value = tl.load(p_row + o_start + b_step.to(tl.int32))
-    # `mean` of the sample are among the k largest, on average; 3.5 deviations are added.
-    mean = k * (SAMPLE * 1.0) / n
-    rank = tl.minimum((mean + 3.5 * tl.sqrt(mean) + 3.0).to(tl.int32), SAMPLE)
+    rank = threshold_rank(n, k, SAMPLE, ROOM)
     b_bits = value_bits(b_value, o_s >= 0)
     b_taken = largest(b_bits, o_s, rank, rank // 16, rank * 0 + SAMPLE, False, WARPS)
     return least_value(tl.min(tl.where(b_taken >= 0, key_of(b_value), MOST), 0))
@@ -328,7 +343,7 @@ def _row(p_row, counter, p_counter, p_value, p_index, p_out, n, k, i_part, n_par
         n_from = n * 0
         if i_part < n_active:
             b_first = _tile(p_row, i_part * TILE, n, TILE)  # arrives while the sample is looked at
-            threshold = _threshold(p_row, n, k, SAMPLE, WARPS)
+            threshold = _threshold(p_row, n, k, SAMPLE, ROOM, WARPS)
             _collect(b_first, p_row, p_index, counter, p_value, p_index, i_part, n, n_active,
                      threshold, LIST, False, SPLIT, TILE, WARPS)  # fmt: skip
             # All threads' values are on the list before this program counts as done.

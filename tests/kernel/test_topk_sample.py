@@ -1,0 +1,61 @@
+"""How often the sample of a long row gives it too few candidates, or too many."""
+# Triton kernels: constexpr arguments are upper case and tensors have no Python type.
+# ruff: noqa: N803, ANN001
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from glm5_kernel.ops.indexer_configs import TOPK
+from glm5_kernel.ops.topk_kernel import threshold_rank
+
+from tests.kernel.indexer_support import DEVICE
+
+
+@triton.jit
+def rank_kernel(p_out, n, k, SAMPLE: tl.constexpr, ROOM: tl.constexpr) -> None:
+    tl.store(p_out, threshold_rank(n, k, SAMPLE, ROOM))
+
+
+def less_than(number: float, mean: float) -> float:
+    """The probability that something rare, `mean` on average, happens less than `number` times."""
+    return sum(
+        math.exp(i * math.log(mean) - mean - math.lgamma(i + 1)) for i in range(math.ceil(number))
+    )
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "few", "many"),
+    [
+        (16_385, 2048, 1e-5, 1e-12),
+        (32_768, 2048, 1e-5, 1e-3),
+        (32_768, 512, 1e-4, 1e-12),
+        (65_536, 2048, 1e-3, 1e-2),
+        (131_072, 2048, 1e-3, 1e-2),
+        (131_072, 512, 1e-4, 1e-12),
+        (202_752, 2048, 1e-3, 0.1),
+    ],
+)
+def test_candidates_are_seldom_too_few_or_too_many(n: int, k: int, few: float, many: float) -> None:
+    config = TOPK["sm90"].many
+    sample = config.sample(n)
+    out = torch.zeros(1, dtype=torch.int32, device=DEVICE)
+    rank_kernel[(1,)](out, n, k, sample, config.room)
+    rank, share = int(out), sample / n
+    # Too few: as many of the k largest are in the sample. A sixteenth more than the rank may be
+    # taken; too many: not that many are in it of as many as there is room for.
+    assert 1 - less_than(rank, k * share) < few
+    assert less_than(rank * 17 // 16 + 1, config.room * share) < many
+    assert k <= rank / share < config.list
+
+
+@pytest.mark.parametrize(("n", "k"), [(4097, 2048), (9000, 2048), (16_385, 1), (10**6, 2048)])
+def test_a_rank_is_within_the_sample(n: int, k: int) -> None:
+    config = TOPK["sm90"].many
+    out = torch.zeros(1, dtype=torch.int32, device=DEVICE)
+    rank_kernel[(1,)](out, n, k, config.sample(n), config.room)
+    assert 1 <= int(out) <= config.sample(n)
