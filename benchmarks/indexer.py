@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "kernel"), str(ROOT / "benchmarks")]
 
-from sparse_mla import ceilings, has_vllm, time_us, versions  # noqa: E402
+from sparse_mla import ceilings, commit, has_vllm, time_us, versions  # noqa: E402
 from tables import put_between  # noqa: E402
 from tables import rows as markdown  # noqa: E402
 
@@ -245,6 +245,7 @@ def measure(replays: int) -> dict[str, Any]:
     return {
         "device": torch.cuda.get_device_name(),
         "versions": versions(),
+        "commit": commit(),
         "command": "python benchmarks/indexer.py",
         "method": (
             "median µs over replays of a CUDA graph of one call per random input set, divided by "

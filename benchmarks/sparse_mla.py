@@ -20,7 +20,9 @@ import argparse
 import functools
 import json
 import math
+import os
 import statistics
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -242,6 +244,7 @@ def measure(shapes: list[tuple[int, int]], replays: int) -> dict[str, Any]:
     return {
         "device": torch.cuda.get_device_name(),
         "versions": versions(),
+        "commit": commit(),
         "command": "python benchmarks/sparse_mla.py",
         "ceilings": {"bytes_per_s": bandwidth, "bf16_flop_per_s": rate},
         "rows": rows,
@@ -269,6 +272,14 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+def commit() -> str:
+    """Of the sources that are measured; `GLM5_COMMIT` names it where they lie without history."""
+    if given := os.environ.get("GLM5_COMMIT"):
+        return given
+    asked = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
+    return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def find(rows: list[dict[str, Any]], tokens: int, heads: int) -> dict[tuple[str, str], float]:

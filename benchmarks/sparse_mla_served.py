@@ -36,6 +36,7 @@ from sparse_mla import (  # noqa: E402
     ROPE,
     SCALE,
     SLOTS,
+    commit,
     has_vllm,
     make_pools,
     pad_heads,
@@ -307,8 +308,8 @@ def result(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
     command = " ".join(["python benchmarks/sparse_mla_served.py", *sys.argv[1:]])
     return {
-        "device": torch.cuda.get_device_name(), "versions": versions(), "command": command,
-        "slots": SLOTS, "rows": rows,
+        "device": torch.cuda.get_device_name(), "versions": versions(), "commit": commit(),
+        "command": command, "slots": SLOTS, "rows": rows,
     }  # fmt: skip
 
 

@@ -34,7 +34,8 @@ large=${MODELS:-/opt/models}/large
 mkdir -p "$out"
 cd "$head" || exit 1
 
-export PYTHONUNBUFFERED=1 CUDA_HOME=${CUDA_HOME:-/usr/local/cuda} VLLM_HOST_IP=127.0.0.1
+GLM5_COMMIT=$(cat "$place/kept/commit" 2> /dev/null)
+export GLM5_COMMIT PYTHONUNBUFFERED=1 CUDA_HOME=${CUDA_HOME:-/usr/local/cuda} VLLM_HOST_IP=127.0.0.1
 export VLLM_NO_USAGE_STATS=1 HF_HUB_OFFLINE=1 VLLM_USE_FLASHINFER_SAMPLER=0
 # NVLink multicast can take a shared host out of service.
 export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 NVSHMEM_DISABLE_NVLS=1

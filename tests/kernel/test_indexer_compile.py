@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import Future
 
@@ -77,3 +79,10 @@ def test_warps_suit_the_histograms() -> None:
         for short in table.short:
             assert short.warps <= 32
             assert 32 * short.warps <= short.room
+
+
+@pytest.mark.parametrize("name", ["compile_report", "indexer_compile_report"])
+def test_help_compiles_nothing(name: str) -> None:
+    command = [sys.executable, "-m", f"glm5_kernel.ops.{name}", "--help"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert said.startswith("usage:")

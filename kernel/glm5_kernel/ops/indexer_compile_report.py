@@ -6,6 +6,7 @@ python -m glm5_kernel.ops.indexer_compile_report    # print the table
 
 from __future__ import annotations
 
+import argparse
 import re
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -162,4 +163,5 @@ def _line(case: Case, needs: Needs) -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0]).parse_args()
     print(report(["sm120", "sm90", "sm100", "sm89"]))

@@ -219,7 +219,7 @@ def keep(
     """Write a case down, and judge it."""
     model = asdict(cases.MODELS[case.model])
     entry = {**asdict(case), "file": model, "start_seconds": round(seconds, 1)}
-    entry |= {"served_by": server.backends(), **found}
+    entry |= {"served_by": server.backends(), "commit": os.environ.get("GLM5_COMMIT", ""), **found}
     if case.drafts:
         entry["mtp"] = drafted(server)
     with session.lock:

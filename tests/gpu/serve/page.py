@@ -83,7 +83,7 @@ Median time to the first token, ms:
 By vLLM's torch profiler, µs for each step of the engine that runs the model: the time in which the
 GPU works, whatever the processor does between. Decode of prompts that the prefix cache holds, but
 for their last block, which one of the steps computes; prefill of new ones; mixed: new ones that
-begin while others decode.
+begin while others decode.{kernels_of}
 
 {kernels}
 
@@ -202,13 +202,23 @@ def started_table(document: Row) -> str:
 
 
 def kernels_note(found: Row) -> str:
-    """Which cases of ours ran with other sources than most, where a run was in parts."""
-    digests = {name: row["kernels"] for name, row in found.items() if row.get("kernels")}
-    most = max(digests.values(), key=list(digests.values()).count, default=None)
-    others = [f"`{name}`" for name, digest in digests.items() if digest != most]
-    if not others:
-        return ""
-    return f"\n\n{', '.join(others)} ran with other sources of ours than the rest."
+    """Which sources of ours cases ran with, where a run was in parts; most of them come first."""
+    groups: dict[str, list[str]] = {}
+    for name, row in found.items():
+        if row.get("kernels"):
+            groups.setdefault(row["kernels"], []).append(name)
+    most, *others = sorted(groups.values(), key=len, reverse=True) or [[]]
+    said = [f"Ours ran with the kernels of {of_commit(found, most)}."] if most else []
+    for names in others:
+        listed = ", ".join(f"`{name}`" for name in names)
+        said.append(f"{listed} ran with those of {of_commit(found, names)}.")
+    return "\n\n" + "\n".join(said) if said else ""
+
+
+def of_commit(found: Row, names: Sequence[str]) -> str:
+    """What these rows are of."""
+    commits = [commit for name in names if (commit := found[name].get("commit"))]
+    return f"commit `{commits[0][:8]}`" if commits else "a commit that was not noted"
 
 
 Load = tuple[int, int]
@@ -286,6 +296,12 @@ def rounds_note(rows: Sequence[Row]) -> str:
     return f"{note} {aim}; it is missed by {', '.join(missed)}." if missed else f"{note} {aim}."
 
 
+def commits_note(rows: Sequence[Row]) -> str:
+    """Which sources of ours rows were measured with."""
+    commits = dict.fromkeys(f"`{row['commit'][:8]}`" for row in rows if row.get("commit"))
+    return f" Ours: commit {', '.join(commits)}." if commits else ""
+
+
 CACHE = "concat_and_cache"
 """In the name of the kernel that each layer calls once in a step, whatever the backend."""
 
@@ -341,7 +357,8 @@ def text(document: Row) -> str:
         output=128,
         throughput=loads_table(document, "tokens_per_s", True),
         latency=loads_table(document, "ttft_ms", False),
-        rounds=rounds_note(document["throughput"]),
+        rounds=rounds_note(document["throughput"]) + commits_note(document["throughput"]),
         again=again_section(document),
         kernels=kernels_table(document.get("profile", [])),
+        kernels_of=commits_note(document.get("profile", [])),
     )

@@ -38,22 +38,39 @@ def read(path: Path) -> Document:
 def merge(folder: Path) -> None:
     """Add a run's answers, references and measurements to what is kept."""
     KEPT.mkdir(parents=True, exist_ok=True)
+    commit = text_of(folder / "commit").strip()
     for name in ("answers", "reference"):
-        kept = {**read(KEPT / f"{name}.json"), **read(folder / f"{name}.json")}
+        before = read(KEPT / f"{name}.json")
+        kept = {**before, **of_commit(before, read(folder / f"{name}.json"), commit)}
         (KEPT / f"{name}.json").write_text(json.dumps(kept))
     before, about = read(KEPT / "about.json"), read(folder / "about.json")
     commands = [*before.get("command", "").split("; "), about.get("command", "")]
     about["command"] = "; ".join(dict.fromkeys(command for command in commands if command))
-    commits = [*before.get("commit", "").split("; "), *text_of(folder / "commit").split()]
+    commits = [*before.get("commit", "").split("; "), commit]
     about["commit"] = "; ".join(dict.fromkeys(commit for commit in commits if commit))
     about["versions"] = {**before.get("versions", {}), **about.get("versions", {})}
     (KEPT / "about.json").write_text(json.dumps(about))
     for name in ("throughput", "profile"):
         if (folder / f"{name}.json").is_file():
-            rows = measured(rows_of(KEPT / f"{name}.json"), rows_of(folder / f"{name}.json"))
+            now = [{"commit": commit} | row for row in rows_of(folder / f"{name}.json")]
+            rows = measured(rows_of(KEPT / f"{name}.json"), now)
             (KEPT / f"{name}.json").write_text(json.dumps(rows))
     if len({row["impl"] for row in rows_of(folder / "throughput.json")}) == len(cases.THROUGHPUT):
         (KEPT / "again.json").unlink(missing_ok=True)
+
+
+def of_commit(before: Document, now: Document, commit: str) -> Document:
+    """Answers of now; those that a run did not find there have its commit, the others their own.
+
+    A run starts with what is kept, and leaves that beside what it asked.
+    """
+    old = {name: {**kept, "commit": ""} for name, kept in before.items()}
+    return {
+        name: before[name]
+        if {**found, "commit": ""} == old.get(name)
+        else found | {"commit": commit}
+        for name, found in now.items()
+    }
 
 
 def again(folder: Path) -> None:
@@ -124,6 +141,7 @@ def case_row(name: str, kept: Document) -> Document:
     follow = kept["answer"]["follow"]
     return {
         **asdict(cases.ALL[name]),
+        "commit": kept.get("commit", ""),
         "kernels": json.loads(kept["fingerprint"]).get("kernels"),
         "served_by": kept["backends"],
         "start_seconds": kept["start_seconds"],
