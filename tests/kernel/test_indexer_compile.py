@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import Future
+from pathlib import Path
 
+import glm5_kernel
 import pytest
 from glm5_kernel.ops.configs import SHARED_LIMIT
 from glm5_kernel.ops.indexer_compile_report import Case, Needs, cases, compile_case
@@ -84,5 +87,6 @@ def test_warps_suit_the_histograms() -> None:
 @pytest.mark.parametrize("name", ["compile_report", "indexer_compile_report"])
 def test_help_compiles_nothing(name: str) -> None:
     command = [sys.executable, "-m", f"glm5_kernel.ops.{name}", "--help"]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    env = os.environ | {"PYTHONPATH": str(Path(glm5_kernel.__file__).parents[1])}
+    said = subprocess.run(command, capture_output=True, text=True, check=True, env=env).stdout
     assert said.startswith("usage:")
