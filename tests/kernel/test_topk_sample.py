@@ -53,7 +53,9 @@ def test_candidates_are_seldom_too_few_or_too_many(n: int, k: int, few: float, m
     assert k <= rank / share < config.list
 
 
-@pytest.mark.parametrize(("n", "k"), [(4097, 2048), (9000, 2048), (16_385, 1), (10**6, 2048)])
+@pytest.mark.parametrize(
+    ("n", "k"), [(2049, 2048), (4097, 2048), (9000, 2048), (16_385, 1), (10**6, 2048)]
+)
 def test_a_rank_is_within_the_sample(n: int, k: int) -> None:
     config = TOPK["sm90"].many
     out = torch.zeros(1, dtype=torch.int32, device=DEVICE)

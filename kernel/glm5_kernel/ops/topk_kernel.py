@@ -93,7 +93,8 @@ def _count(counter, SPLIT: tl.constexpr):
     SHARED: tl.constexpr = not (SPLIT or IN_INTERPRETER)
     if SHARED:
         code: tl.constexpr = count_code()
-        n = tl.inline_asm_elementwise(code, "=r,r", [counter], tl.int32, False, 1)
+        # What it came to is read before its address is looked at for the last time.
+        n = tl.inline_asm_elementwise(code, "=&r,r", [counter], tl.int32, False, 1)
     else:
         n = tl.atomic_xchg(counter, 0, sem="relaxed")
     return n
