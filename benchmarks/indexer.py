@@ -7,15 +7,18 @@ The peers are those of an installed vLLM: DeepGEMM's logits, and the top-k opera
 extension. Without vLLM only our rows are measured.
 
 A figure is the median over replays of a CUDA graph that holds one call for each of several random
-input sets, divided by their number. 32 heads of 128 dims, blocks of 64 tokens, top-k 2048; scores
-to select from are those of random queries and keys. `context` is also the width of the logits.
+input sets, divided by their number, and of these the median over rounds, each with inputs of its
+own. 32 heads of 128 dims, blocks of 64 tokens, top-k 2048; scores to select from are those of
+random queries and keys. `context` is also the width of the logits.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
+import statistics
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -214,44 +217,59 @@ def floors(op: str, rows: int, context: int, bandwidth: float, rate: float) -> f
     return 1e6 * max((4 * scores + keys) / bandwidth, operations)
 
 
-def measure(replays: int) -> dict[str, Any]:
+def measure_rounds(
+    make: Callable[[], Decode | Prefill], op: str, replays: int, peers: bool, rounds: int
+) -> dict[str, dict[str, list[float]]]:
+    """µs of each round, by operation and implementation."""
+    import torch
+
+    found: dict[str, dict[str, list[float]]] = {}
+    for _ in range(rounds):
+        for what, values in measure_case(make(), op, replays, peers).items():
+            for impl, us in values.items():
+                found.setdefault(what, {}).setdefault(impl, []).append(round(us, 2))
+        torch.cuda.empty_cache()
+    return found
+
+
+def rows_of(
+    found: dict[str, dict[str, list[float]]], shape: tuple[int, int], rates: tuple[float, float]
+) -> list[dict[str, Any]]:
+    """A row for each operation and implementation: the median of its rounds, and what bounds it."""
+    rows = []
+    for what, values in found.items():
+        floor = None if what == "logits+topk" else floors(what, *shape, *rates)
+        for impl, us in values.items():
+            row = {"op": what, "batch": shape[0], "context": shape[1], "impl": impl}
+            row |= {"us": statistics.median(us), "rounds": us}
+            rows.append(row | ({"floor_us": round(floor, 2)} if floor else {}))
+    return rows
+
+
+def measure(replays: int, rounds: int) -> dict[str, Any]:
     """All implementations on all shapes."""
     import torch
 
-    peers = has_vllm()
-    bandwidth, rate = ceilings()
+    peers, rates = has_vllm(), ceilings()
     rows: list[dict[str, Any]] = []
     for op, make, shapes in (
         ("paged_logits", Decode, DECODE),
         ("prefill_logits", Prefill, PREFILL),
     ):
-        for batch, context in shapes:
-            found = measure_case(make(batch, context), op, replays, peers)
-            for what, values in found.items():
-                floor = (
-                    None if what == "logits+topk" else floors(what, batch, context, bandwidth, rate)
-                )
-                for impl, us in values.items():
-                    row = {"op": what, "batch": batch, "context": context, "impl": impl}
-                    row |= {"us": round(us, 2)} | ({"floor_us": round(floor, 2)} if floor else {})
-                    rows.append(row)
-            print(
-                batch,
-                context,
-                {k: {n: round(u, 1) for n, u in v.items()} for k, v in found.items()},
-                flush=True,
-            )
-            torch.cuda.empty_cache()
+        for shape in shapes:
+            found = measure_rounds(functools.partial(make, *shape), op, replays, peers, rounds)
+            rows += rows_of(found, shape, rates)
+            print(*shape, found, flush=True)
     return {
         "device": torch.cuda.get_device_name(),
         "versions": versions(),
         "commit": commit(),
-        "command": "python benchmarks/indexer.py",
+        "command": " ".join(["python benchmarks/indexer.py", *sys.argv[1:]]),
         "method": (
-            "median µs over replays of a CUDA graph of one call per random input set, divided by "
-            "their number"
+            "median over rounds, each with random inputs of its own, of the median µs over replays "
+            "of a CUDA graph of one call per input set, divided by their number"
         ),
-        "ceilings": {"bytes_per_s": bandwidth, "bf16_flop_per_s": rate},
+        "ceilings": {"bytes_per_s": rates[0], "bf16_flop_per_s": rates[1]},
         "rows": rows,
     }
 
@@ -299,11 +317,12 @@ def main() -> None:
     parser.add_argument("--show", type=Path, metavar="JSON", help="measure nothing, show this")
     parser.add_argument("--page", type=Path, help="put the table into this page of the manual")
     parser.add_argument("--replays", type=int, default=11)
+    parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
     if arguments.show:
         result = json.loads(arguments.show.read_text())
     else:
-        result = measure(arguments.replays)
+        result = measure(arguments.replays, arguments.rounds)
     if arguments.output:
         arguments.output.write_text(json.dumps(result, indent=1) + "\n")
     print(table(result))

@@ -121,7 +121,7 @@ case $part in
   doctor) pytests doctor tests/gpu/test_doctor.py "$@" ;;
   warmup) pytests warmup tests/gpu/test_warmup.py "$@" ;;
   indexer)
-    on_site python3 benchmarks/indexer.py --replays 1 > "$out/warm.txt"
+    on_site python3 benchmarks/indexer.py --replays 1 --rounds 1 > "$out/warm.txt"
     on_site python3 benchmarks/indexer.py --output "$out/indexer-h200.json" "$@"
     ;;
   attention)

@@ -136,12 +136,13 @@ def test_topk_where_the_sample_misleads() -> None:
     logits[1, :190_000] = -5
     logits[2, ::48] += 50
     logits[3] = torch.randint(0, 3, (200_000,), device="cuda").float()
-    for each in (
-        logits,
-        logits.repeat(75, 1),
-    ):  # programs that share a row, and that have their own
-        for k in (1, 512, 2048):
-            check_rows(each, k, topk_indices(each, k, ends=full(len(each), 200_000)))
+    many = logits.repeat(3, 1)
+    for k in (1, 512, 2048):
+        check_rows(logits, k, topk_indices(logits, k, ends=full(4, 200_000)))
+        for table in TOPK.values():
+            # Each program does two rows or three, of different kinds.
+            plan = TopkPlan(table.many, 5)
+            check_rows(many, k, topk_indices(many, k, ends=full(12, 200_000), force_plan=plan))
 
 
 def test_topk_ranges() -> None:
