@@ -23,7 +23,6 @@ from tests.gpu.serve import (
     parity,
     profiles,
     prompts,
-    results,
     run,
     servers,
     throughput,
@@ -309,33 +308,6 @@ def test_the_page_names_the_sources_of_what_ran() -> None:
     rows = [{"commit": "0123456789"}, {"commit": "0123456789"}, {}]
     assert page.commits_note(rows) == " Ours: commit `01234567`."
     assert page.commits_note([{}]) == ""
-
-
-def test_what_is_kept_says_of_which_commit_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(results, "KEPT", tmp_path / "kept")
-    row = {"impl": "ours-bf16", "prompt_tokens": 1000, "concurrency": 1, "layers": 24}
-    for name, answers, concurrency in (("1", {"a": {"x": 1}}, 1), ("2", {"b": {"x": 2}}, 8)):
-        run_folder = tmp_path / name
-        run_folder.mkdir()
-        (run_folder / "commit").write_text(f"commit{name}\n")
-        # A run begins with what is kept.
-        begun = results.read(tmp_path / "kept" / "answers.json")
-        (run_folder / "answers.json").write_text(json.dumps(begun | answers))
-        rows = [row | {"concurrency": concurrency}]
-        (run_folder / "throughput.json").write_text(json.dumps(rows))
-        results.merge(run_folder)
-    kept = results.read(tmp_path / "kept" / "answers.json")
-    assert {name: found["commit"] for name, found in kept.items()} == {
-        "a": "commit1",
-        "b": "commit2",
-    }
-    measured = results.rows_of(tmp_path / "kept" / "throughput.json")
-    assert [(row["concurrency"], row["commit"]) for row in measured] == [
-        (1, "commit1"),
-        (8, "commit2"),
-    ]
 
 
 def test_a_server_is_followed_along_a_path(tmp_path: Path, port: int) -> None:

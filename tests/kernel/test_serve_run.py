@@ -111,18 +111,31 @@ def test_a_run_writes_what_it_gathered_and_asks_what_changed(folder: Path, port:
 def test_merging_keeps_what_another_run_gathered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Commits and commands add up; results of the newer run take the place of older ones."""
+    """Commits and commands add up; results of the newer run take the place of older ones, and all
+    say of which commit they are, though a run leaves beside its own what it found."""
     monkeypatch.setattr(results, "KEPT", tmp_path / "kept")
-    for number, (commit, answers) in enumerate((("a1", {"x": 1, "y": 1}), ("b2", {"x": 2}))):
+    runs = (("a1", {"x": 1, "y": 1}, 1000), ("b2", {"x": 2}, 8000))
+    for number, (commit, answers, tokens) in enumerate(runs):
         one = tmp_path / str(number)
         one.mkdir()
         (one / "commit").write_text(f"{commit}\n")
-        (one / "answers.json").write_text(json.dumps(answers))
+        own = {name: {"answer": answer} for name, answer in answers.items()}
+        found = results.read(tmp_path / "kept" / "answers.json")
+        (one / "answers.json").write_text(json.dumps(found | own))
         (one / "about.json").write_text(json.dumps({"command": "c", "device": commit}))
+        (one / "throughput.json").write_text(json.dumps([row("ours", tokens, 24, 1.0)]))
         results.merge(one)
     about = json.loads((tmp_path / "kept" / "about.json").read_text())
     assert (about["commit"], about["command"], about["device"]) == ("a1; b2", "c", "b2")
-    assert json.loads((tmp_path / "kept" / "answers.json").read_text()) == {"x": 2, "y": 1}
+    assert results.read(tmp_path / "kept" / "answers.json") == {
+        "x": {"answer": 2, "commit": "b2"},
+        "y": {"answer": 1, "commit": "a1"},
+    }
+    measured = results.rows_of(tmp_path / "kept" / "throughput.json")
+    assert [(each["prompt_tokens"], each["commit"]) for each in measured] == [
+        (1000, "a1"),
+        (8000, "b2"),
+    ]
 
 
 def row(impl: str, tokens: int, layers: int, value: float) -> dict[str, Any]:
