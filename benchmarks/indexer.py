@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "kernel"), str(ROOT / "benchmarks")]
 
-from sparse_mla import ceilings, commit, has_vllm, time_us, versions  # noqa: E402
+from sparse_mla import about, ceilings, has_vllm, time_us  # noqa: E402
 from tables import put_between  # noqa: E402
 from tables import rows as markdown  # noqa: E402
 
@@ -220,11 +220,12 @@ def floors(op: str, rows: int, context: int, bandwidth: float, rate: float) -> f
 def measure_rounds(
     make: Callable[[], Decode | Prefill], op: str, replays: int, peers: bool, rounds: int
 ) -> dict[str, dict[str, list[float]]]:
-    """µs of each round, by operation and implementation."""
+    """µs of each round, by operation and implementation; a round's number is its inputs' seed."""
     import torch
 
     found: dict[str, dict[str, list[float]]] = {}
-    for _ in range(rounds):
+    for number in range(rounds):
+        torch.manual_seed(number)
         for what, values in measure_case(make(), op, replays, peers).items():
             for impl, us in values.items():
                 found.setdefault(what, {}).setdefault(impl, []).append(round(us, 2))
@@ -248,8 +249,6 @@ def rows_of(
 
 def measure(replays: int, rounds: int) -> dict[str, Any]:
     """All implementations on all shapes."""
-    import torch
-
     peers, rates = has_vllm(), ceilings()
     rows: list[dict[str, Any]] = []
     for op, make, shapes in (
@@ -261,10 +260,7 @@ def measure(replays: int, rounds: int) -> dict[str, Any]:
             rows += rows_of(found, shape, rates)
             print(*shape, found, flush=True)
     return {
-        "device": torch.cuda.get_device_name(),
-        "versions": versions(),
-        "commit": commit(),
-        "command": " ".join(["python benchmarks/indexer.py", *sys.argv[1:]]),
+        **about(),
         "method": (
             "median over rounds, each with random inputs of its own, of the median µs over replays "
             "of a CUDA graph of one call per input set, divided by their number"

@@ -46,12 +46,17 @@ def versions(*packages: str) -> dict[str, str]:
     return {name: importlib.metadata.version(name) for name in packages}
 
 
+def command() -> str:
+    """What was typed, in the checkout."""
+    return " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
+
+
 def save(name: str, document: dict[str, Any]) -> Path:
     """Write ``results/NAME.json`` with when and how it was made."""
     RESULTS.mkdir(exist_ok=True)
     about = {
         "date": time.strftime("%Y-%m-%d"),
-        "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
+        "command": command(),
         "load_after": [round(value, 2) for value in os.getloadavg()],
     }
     path = RESULTS / f"{name}.json"

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "kernel"), str(ROOT / "benchmarks")]
 
+from measure import command  # noqa: E402
 from tables import put_between  # noqa: E402
 
 TOPK = 2048
@@ -242,10 +243,7 @@ def measure(shapes: list[tuple[int, int]], replays: int) -> dict[str, Any]:
                 )  # fmt: skip
         print(shape_line(rows, tokens, heads), flush=True)
     return {
-        "device": torch.cuda.get_device_name(),
-        "versions": versions(),
-        "commit": commit(),
-        "command": "python benchmarks/sparse_mla.py",
+        **about(),
         "ceilings": {"bytes_per_s": bandwidth, "bf16_flop_per_s": rate},
         "rows": rows,
     }
@@ -257,6 +255,18 @@ def has_vllm() -> bool:
     except ImportError:
         return False
     return True
+
+
+def about() -> dict[str, Any]:
+    """What a result is of, and how it was made."""
+    import torch
+
+    return {
+        "device": torch.cuda.get_device_name(),
+        "versions": versions(),
+        "commit": commit(),
+        "command": command(),
+    }
 
 
 def versions() -> dict[str, str]:

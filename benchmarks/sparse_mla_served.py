@@ -36,12 +36,11 @@ from sparse_mla import (  # noqa: E402
     ROPE,
     SCALE,
     SLOTS,
-    commit,
+    about,
     has_vllm,
     make_pools,
     pad_heads,
     time_us,
-    versions,
 )
 from tables import put_between  # noqa: E402
 from tables import rows as markdown  # noqa: E402
@@ -304,13 +303,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def result(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    import torch
-
-    command = " ".join(["python benchmarks/sparse_mla_served.py", *sys.argv[1:]])
-    return {
-        "device": torch.cuda.get_device_name(), "versions": versions(), "commit": commit(),
-        "command": command, "slots": SLOTS, "rows": rows,
-    }  # fmt: skip
+    return {**about(), "slots": SLOTS, "rows": rows}
 
 
 def shape_line(rows: list[dict[str, Any]]) -> str:
