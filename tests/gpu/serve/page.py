@@ -216,9 +216,14 @@ def kernels_note(found: Row) -> str:
 
 
 def of_commit(found: Row, names: Sequence[str]) -> str:
-    """What these rows are of."""
-    commits = [commit for name in names if (commit := found[name].get("commit"))]
-    return f"commit `{commits[0][:8]}`" if commits else "a commit that was not noted"
+    """What these cases are of."""
+    named = commits([found[name] for name in names])
+    return f"commit {named}" if named else "a commit that was not noted"
+
+
+def commits(rows: Sequence[Row]) -> str:
+    """Each commit of rows once."""
+    return ", ".join(dict.fromkeys(f"`{row['commit'][:8]}`" for row in rows if row.get("commit")))
 
 
 Load = tuple[int, int]
@@ -252,11 +257,10 @@ def again_section(document: Row) -> str:
     rows = document.get("again", [])
     if not rows:
         return ""
-    commits = ", ".join(dict.fromkeys(f"`{row['commit'][:8]}`" for row in rows))
     found = {"throughput": rows}
     return (
-        f"\n### Some loads again\n\nWith later sources ({commits}), in a run of their own beside "
-        f"the best stock backend.\n{rounds_note(rows)} Tokens a second:\n\n"
+        f"\n### Some loads again\n\nWith later sources ({commits(rows)}), in a run of their own "
+        f"beside the best stock backend.\n{rounds_note(rows)} Tokens a second:\n\n"
         f"{loads_table(found, 'tokens_per_s', True)}\n\nMedian time to the first token, ms:\n\n"
         f"{loads_table(found, 'ttft_ms', False)}\n"
     )
@@ -298,8 +302,8 @@ def rounds_note(rows: Sequence[Row]) -> str:
 
 def commits_note(rows: Sequence[Row]) -> str:
     """Which sources of ours rows were measured with."""
-    commits = dict.fromkeys(f"`{row['commit'][:8]}`" for row in rows if row.get("commit"))
-    return f" Ours: commit {', '.join(commits)}." if commits else ""
+    named = commits(rows)
+    return f" Ours: commit {named}." if named else ""
 
 
 CACHE = "concat_and_cache"

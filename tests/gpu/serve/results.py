@@ -41,7 +41,7 @@ def merge(folder: Path) -> None:
     commit = text_of(folder / "commit").strip()
     for name in ("answers", "reference"):
         before = read(KEPT / f"{name}.json")
-        kept = {**before, **of_commit(before, read(folder / f"{name}.json"), commit)}
+        kept = before | gathered(before, read(folder / f"{name}.json"), commit)
         (KEPT / f"{name}.json").write_text(json.dumps(kept))
     before, about = read(KEPT / "about.json"), read(folder / "about.json")
     commands = [*before.get("command", "").split("; "), about.get("command", "")]
@@ -59,17 +59,15 @@ def merge(folder: Path) -> None:
         (KEPT / "again.json").unlink(missing_ok=True)
 
 
-def of_commit(before: Document, now: Document, commit: str) -> Document:
-    """Answers of now; those that a run did not find there have its commit, the others their own.
+def gathered(before: Document, now: Document, commit: str) -> Document:
+    """Answers of now that were not there before, with their commit.
 
     A run starts with what is kept, and leaves that beside what it asked.
     """
-    old = {name: {**kept, "commit": ""} for name, kept in before.items()}
     return {
-        name: before[name]
-        if {**found, "commit": ""} == old.get(name)
-        else found | {"commit": commit}
+        name: found | {"commit": commit}
         for name, found in now.items()
+        if found | {"commit": ""} != before.get(name, {}) | {"commit": ""}
     }
 
 
