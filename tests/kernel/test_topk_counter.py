@@ -21,7 +21,7 @@ from tests.kernel.compiling import compiled
 @triton.jit
 def chained_kernel(p_out, n) -> None:
     """The worst for it: each count is the next one's address, which nobody needs any more."""
-    counter = _counter(p_out, False)
+    counter = _counter(p_out)
     for _ in range(n):
         counter = _count(counter, False)
     tl.store(p_out, counter)

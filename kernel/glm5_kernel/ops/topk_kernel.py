@@ -75,29 +75,23 @@ def _tally(b_bin, BINS: tl.constexpr, WARPS: tl.constexpr):
 
 
 @triton.jit
-def _counter(p_counter, SPLIT: tl.constexpr):
-    """What counts the candidates on a list: in global memory where programs share it, else in
-    shared memory, which answers sooner."""
-    SHARED: tl.constexpr = not (SPLIT or IN_INTERPRETER)
-    counter = p_counter
-    if SHARED:
-        code: tl.constexpr = counter_code()
-        counter = tl.inline_asm_elementwise(code, "=r,l", [p_counter.to(tl.int64)], tl.int32,
-                                            False, 1)  # fmt: skip
-    return counter
+def _counter(p_counter):
+    """What counts the candidates of a program that has lists of its own: in shared memory, which
+    answers sooner than p_counter. The interpreter has none."""
+    if IN_INTERPRETER:
+        return p_counter
+    code: tl.constexpr = counter_code()
+    return tl.inline_asm_elementwise(code, "=r,l", [p_counter.to(tl.int64)], tl.int32, False, 1)
 
 
 @triton.jit
 def _count(counter, SPLIT: tl.constexpr):
     """How many were claimed of a counter, which begins at 0 again."""
-    SHARED: tl.constexpr = not (SPLIT or IN_INTERPRETER)
-    if SHARED:
-        code: tl.constexpr = count_code()
-        # What it came to is read before its address is looked at for the last time.
-        n = tl.inline_asm_elementwise(code, "=&r,r", [counter], tl.int32, False, 1)
-    else:
-        n = tl.atomic_xchg(counter, 0, sem="relaxed")
-    return n
+    if SPLIT or IN_INTERPRETER:
+        return tl.atomic_xchg(counter, 0, sem="relaxed")
+    code: tl.constexpr = count_code()
+    # What it came to is read before its address is looked at for the last time.
+    return tl.inline_asm_elementwise(code, "=&r,r", [counter], tl.int32, False, 1)
 
 
 @triton.jit
@@ -325,15 +319,14 @@ def _bounds(p_start, p_end, i_row, next_n, s_end, s_end_next, n_columns,
 
 
 @triton.jit
-def _row(p_row, counter, p_counter, p_value, p_index, p_out, n, k, i_part, n_parts,
+def _row(p_row, counter, p_done, p_value, p_index, p_out, n, k, i_part, n_parts,
          KB: tl.constexpr, SAMPLE: tl.constexpr, ROOM: tl.constexpr, HELD: tl.constexpr,
          LIST: tl.constexpr, SPLIT: tl.constexpr, TILE: tl.constexpr,
          WARPS: tl.constexpr):  # fmt: skip
     """One program's part of a row of n values, as number `i_part` of `n_parts`.
 
-    counter: of values on the list; see `_counter`.
-    p_counter: two numbers, 0 before and after, where programs share the row: values on the list,
-        and programs that are done.
+    counter: of values on the list; in memory where programs share the row, else see `_counter`.
+    p_done: where they do, of programs that are done. Both are 0 before and after.
     p_value, p_index: the list, of LIST values and of ROOM more.
     """
     p_from = p_row
@@ -351,12 +344,12 @@ def _row(p_row, counter, p_counter, p_value, p_index, p_out, n, k, i_part, n_par
             tl.debug_barrier()
             n_done = n_active - 1
             if SPLIT:
-                n_done = tl.atomic_add(p_counter + 1, 1, sem="acq_rel")
+                n_done = tl.atomic_add(p_done, 1, sem="acq_rel")
             if n_done == n_active - 1:
                 tl.debug_barrier()
                 n_from = _count(counter, SPLIT)
                 if SPLIT:
-                    tl.store(p_counter + 1, 0)
+                    tl.store(p_done, 0)
                 p_from = p_value
                 if (n_from < k) | (n_from > ROOM):
                     n_from = _better_list(p_row, counter, p_value, p_index, p_out, n, k, n_from,
@@ -419,20 +412,20 @@ def topk_kernel(
         o_list = i_row.to(tl.int64) * s_list
         p_row = p_logits + i_row.to(tl.int64) * s_row + start
         p_to = p_out + i_row.to(tl.int64) * s_out
-        counter = _counter(p_counter + 2 * i_row, SPLIT)
-        _row(p_row, counter, p_counter + 2 * i_row, p_value + o_list, p_index + o_list,
+        p_listed = p_counter + 2 * i_row
+        _row(p_row, p_listed, p_listed + 1, p_value + o_list, p_index + o_list,
              p_to, n, k, i_part, n_parts,
              KB, SAMPLE, ROOM, HELD, LIST, SPLIT, TILE, WARPS)  # fmt: skip
     else:
         o_list = i.to(tl.int64) * s_list
-        counter = _counter(p_counter + 2 * i, SPLIT)
+        counter = _counter(p_counter + 2 * i)
         for i_next in range(i, n_rows, n_parts):
             i_row = n_rows * 0 + i_next  # in the interpreter a loop's index is no tensor
             p_row = p_logits + i_row.to(tl.int64) * s_row
             start, n = _bounds(p_start, p_end, i_row, next_n, s_end, s_end_next, n_columns,
                                USE_START, LAST_ONLY)  # fmt: skip
             p_to = p_out + i_row.to(tl.int64) * s_out
-            _row(p_row + start, counter, p_counter + 2 * i, p_value + o_list,
+            _row(p_row + start, counter, p_counter, p_value + o_list,
                  p_index + o_list, p_to, n, k, n_rows * 0, n_rows * 0 + 1,
                  KB, SAMPLE, ROOM, HELD, LIST, SPLIT, TILE, WARPS)  # fmt: skip
             tl.debug_barrier()
