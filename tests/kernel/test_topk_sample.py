@@ -21,6 +21,12 @@ def rank_kernel(p_out, n, k, SAMPLE: tl.constexpr, ROOM: tl.constexpr) -> None:
     tl.store(p_out, threshold_rank(n, k, SAMPLE, ROOM))
 
 
+def rank_of(n: int, k: int, sample: int, room: int) -> int:
+    out = torch.zeros(1, dtype=torch.int32, device=DEVICE)
+    rank_kernel[(1,)](out, n, k, sample, room)
+    return int(out)
+
+
 def less_than(number: float, mean: float) -> float:
     """The probability that something rare, `mean` on average, happens less than `number` times."""
     return sum(
@@ -43,9 +49,7 @@ def less_than(number: float, mean: float) -> float:
 def test_candidates_are_seldom_too_few_or_too_many(n: int, k: int, few: float, many: float) -> None:
     config = TOPK["sm90"].many
     sample = config.sample(n)
-    out = torch.zeros(1, dtype=torch.int32, device=DEVICE)
-    rank_kernel[(1,)](out, n, k, sample, config.room)
-    rank, share = int(out), sample / n
+    rank, share = rank_of(n, k, sample, config.room), sample / n
     # Too few: as many of the k largest are in the sample. A sixteenth more than the rank may be
     # taken; too many: not that many are in it of as many as there is room for.
     assert 1 - less_than(rank, k * share) < few
@@ -58,6 +62,4 @@ def test_candidates_are_seldom_too_few_or_too_many(n: int, k: int, few: float, m
 )
 def test_a_rank_is_within_the_sample(n: int, k: int) -> None:
     config = TOPK["sm90"].many
-    out = torch.zeros(1, dtype=torch.int32, device=DEVICE)
-    rank_kernel[(1,)](out, n, k, config.sample(n), config.room)
-    assert 1 <= int(out) <= config.sample(n)
+    assert 1 <= rank_of(n, k, config.sample(n), config.room) <= config.sample(n)
