@@ -25,7 +25,7 @@ git -C "$scratch/head" archive --format=tar.gz -o "$target/1/head.tar.gz" HEAD
 git -C "$scratch/head" rev-parse HEAD > "$scratch/kept/commit"
 
 # Answers of earlier runs: cases whose answers are kept are not asked again.
-for name in answers reference about; do
+for name in answers reference; do
   [ ! -f "build/serve/$name.json" ] || cp "build/serve/$name.json" "$scratch/kept/"
 done
 tar czf "$target/1/kept.tar.gz" -C "$scratch/kept" .

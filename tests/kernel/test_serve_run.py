@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.gpu.serve import cases, model, page, results, run
+from tests.gpu.serve import cases, model, page, parity, results, run
 
 FAKE = Path(__file__).parents[1] / "fakes" / "completions_server.py"
 BENCHMARK = """
@@ -108,12 +108,17 @@ def test_a_run_writes_what_it_gathered_and_asks_what_changed(folder: Path, port:
     assert set(read(folder, "answers")) == {"ours-bf16"}
 
 
-def test_merging_keeps_what_another_run_gathered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Commits and commands add up; results of the newer run take the place of older ones, and all
-    say of which commit they are, though a run leaves beside its own what it found."""
-    monkeypatch.setattr(results, "KEPT", tmp_path / "kept")
+@pytest.fixture
+def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where results are written instead of the project's; nothing is kept yet."""
+    for name in ("KEPT", "RESULTS", "PAGE"):
+        monkeypatch.setattr(results, name, tmp_path / name.lower())
+    return tmp_path / "results"
+
+
+def test_merging_keeps_what_another_run_gathered(tmp_path: Path, record: Path) -> None:
+    """Results of the newer run take the place of older ones, and all say of which commit they are,
+    though a run leaves beside its own what it found."""
     runs = (("a1", {"x": 1, "y": 1}, 1000), ("b2", {"x": 2}, 8000))
     for number, (commit, answers, tokens) in enumerate(runs):
         one = tmp_path / str(number)
@@ -122,20 +127,43 @@ def test_merging_keeps_what_another_run_gathered(
         own = {name: {"answer": answer} for name, answer in answers.items()}
         found = results.read(tmp_path / "kept" / "answers.json")
         (one / "answers.json").write_text(json.dumps(found | own))
-        (one / "about.json").write_text(json.dumps({"command": "c", "device": commit}))
+        (one / "about.json").write_text(json.dumps({"command": f"c{number}", "device": commit}))
         (one / "throughput.json").write_text(json.dumps([row("ours", tokens, 24, 1.0)]))
-        results.merge(one)
-    about = json.loads((tmp_path / "kept" / "about.json").read_text())
-    assert (about["commit"], about["command"], about["device"]) == ("a1; b2", "c", "b2")
+        record.write_text(json.dumps(results.document(results.merge(one))))
+    written = results.read(record)
+    about = (written["commit"], written["command"], written["device"])
+    assert about == ("a1; b2", "c0; c1", "b2")
     assert results.read(tmp_path / "kept" / "answers.json") == {
         "x": {"answer": 2, "commit": "b2"},
         "y": {"answer": 1, "commit": "a1"},
     }
-    measured = results.rows_of(tmp_path / "kept" / "throughput.json")
-    assert [(each["prompt_tokens"], each["commit"]) for each in measured] == [
-        (1000, "a1"),
-        (8000, "b2"),
+    measured = [(each["prompt_tokens"], each["commit"]) for each in written["throughput"]]
+    assert measured == [(1000, "a1"), (8000, "b2")]
+
+
+def test_merging_on_another_machine_loses_nothing(folder: Path, port: int, record: Path) -> None:
+    """The answers of earlier runs are not in git: comparisons that need them stay as they were."""
+    published = results.read(
+        Path(__file__).parents[2] / "benchmarks" / "results" / "serve-h200.json"
+    )
+    record.write_text(json.dumps(published))
+    assert go(folder, port, "--only=ours-bf16") == 0
+    (folder / "out" / "commit").write_text("a1\n")
+    results.write(results.merge(folder / "out"))
+    written = results.read(record)
+    assert written["cases"]["ours-bf16"]["commit"] == "a1"
+    alone = ("ours-bf16", parity.ALONE)
+    kept = [
+        [each for each in found["parity"] if (each["case"], each["against"]) != alone]
+        for found in (published, written)
     ]
+    assert kept[0] == kept[1] != []
+    assert len(written["parity"]) == len(published["parity"])
+    for name in ("throughput", "profile"):
+        assert written[name] == published[name] != []
+    assert "a1" in written["commit"].split("; ")
+    results.write(written)
+    assert results.read(record) == written
 
 
 def row(impl: str, tokens: int, layers: int, value: float) -> dict[str, Any]:
@@ -152,19 +180,16 @@ def test_measurements_of_two_runs_are_not_compared() -> None:
 
 
 def test_loads_measured_again_stand_beside_the_rest_until_all_servers_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, record: Path
 ) -> None:
-    monkeypatch.setattr(results, "KEPT", tmp_path / "kept")
-    (tmp_path / "kept").mkdir()
     found = {"rounds": [300.0, 310.0], "tokens_per_s": 305.0, "ttft_ms": 70.0}
     rows = [row(name, 1000, 24, 1.0) | found for name in ("flashattn-bf16", "ours-bf16")]
     (tmp_path / "throughput.json").write_text(json.dumps(rows))
     (tmp_path / "commit").write_text("0123456789ab\n")
-    results.again(tmp_path)
-    said = page.again_section(results.document())
+    record.write_text(json.dumps(results.document(results.again(tmp_path))))
+    said = page.again_section(results.read(record))
     assert "`01234567`" in said
     assert "| 1 × 1,000 | 305 | 305 (1.00, 1.00–1.00) |" in said
     whole = [row(name, 1000, 24, 1.0) for name in cases.THROUGHPUT]
     (tmp_path / "throughput.json").write_text(json.dumps(whole))
-    results.merge(tmp_path)
-    assert page.again_section(results.document()) == ""
+    assert page.again_section(results.document(results.merge(tmp_path))) == ""

@@ -5,8 +5,9 @@
     python tests/gpu/serve/results.py again DIR     # loads that fewer servers were measured under
     python tests/gpu/serve/results.py write         # compare again, from what is kept
 
-Answers are kept in build/serve (not in git: they are large); benchmarks/results/serve-h200.json
-and docs/serving.md are made from them.
+benchmarks/results/serve-h200.json is the record, and docs/serving.md is made from it. The answers
+themselves are kept in build/serve (not in git: they are large); comparisons that need answers which
+are not there stay as they were.
 """
 
 from __future__ import annotations
@@ -35,28 +36,34 @@ def read(path: Path) -> Document:
     return dict(json.loads(path.read_text())) if path.is_file() else {}
 
 
-def merge(folder: Path) -> None:
-    """Add a run's answers, references and measurements to what is kept."""
+def merge(folder: Path) -> Document:
+    """The results with a run's measurements; its answers and references are kept."""
+    commit, about = text_of(folder / "commit").strip(), read(folder / "about.json")
+    keep(folder, commit)
+    found = read(RESULTS)
+    found["device"] = about.get("device", found.get("device", ""))
+    found["command"] = joined(found.get("command", ""), about.get("command", ""))
+    found["versions"] = found.get("versions", {}) | about.get("versions", {})
+    for name in ("throughput", "profile"):
+        now = [{"commit": commit} | row for row in rows_of(folder / f"{name}.json")]
+        found[name] = measured(found.get(name, []), now)
+    if len({row["impl"] for row in rows_of(folder / "throughput.json")}) == len(cases.THROUGHPUT):
+        found["again"] = []
+    return found
+
+
+def keep(folder: Path, commit: str) -> None:
+    """Add a run's answers and references to those that are kept."""
     KEPT.mkdir(parents=True, exist_ok=True)
-    commit = text_of(folder / "commit").strip()
     for name in ("answers", "reference"):
         before = read(KEPT / f"{name}.json")
         kept = before | gathered(before, read(folder / f"{name}.json"), commit)
         (KEPT / f"{name}.json").write_text(json.dumps(kept))
-    before, about = read(KEPT / "about.json"), read(folder / "about.json")
-    commands = [*before.get("command", "").split("; "), about.get("command", "")]
-    about["command"] = "; ".join(dict.fromkeys(command for command in commands if command))
-    commits = [*before.get("commit", "").split("; "), commit]
-    about["commit"] = "; ".join(dict.fromkeys(commit for commit in commits if commit))
-    about["versions"] = {**before.get("versions", {}), **about.get("versions", {})}
-    (KEPT / "about.json").write_text(json.dumps(about))
-    for name in ("throughput", "profile"):
-        if (folder / f"{name}.json").is_file():
-            now = [{"commit": commit} | row for row in rows_of(folder / f"{name}.json")]
-            rows = measured(rows_of(KEPT / f"{name}.json"), now)
-            (KEPT / f"{name}.json").write_text(json.dumps(rows))
-    if len({row["impl"] for row in rows_of(folder / "throughput.json")}) == len(cases.THROUGHPUT):
-        (KEPT / "again.json").unlink(missing_ok=True)
+
+
+def joined(*given: str) -> str:
+    """Each part of texts that are joined by semicolons, once."""
+    return "; ".join(dict.fromkeys(part for text in given for part in text.split("; ") if part))
 
 
 def gathered(before: Document, now: Document, commit: str) -> Document:
@@ -71,8 +78,8 @@ def gathered(before: Document, now: Document, commit: str) -> Document:
     }
 
 
-def again(folder: Path) -> None:
-    """Keep a run's throughput beside what is kept, until all servers are measured under all loads.
+def again(folder: Path) -> Document:
+    """The results with a run's throughput beside them, until all servers are measured again.
 
     `merge` would leave these loads with the servers of this run alone.
     """
@@ -81,7 +88,7 @@ def again(folder: Path) -> None:
         "command": read(folder / "about.json").get("command", ""),
     }
     rows = [about | row for row in rows_of(folder / "throughput.json")]
-    (KEPT / "again.json").write_text(json.dumps(rows))
+    return read(RESULTS) | {"again": rows}
 
 
 def text_of(path: Path) -> str:
@@ -111,27 +118,37 @@ def measured(before: list[Document], now: list[Document]) -> list[Document]:
     return [*kept, *now]
 
 
-def document() -> Document:
-    """The results: comparisons, measurements, and what each case was."""
-    answers, about = read(KEPT / "answers.json"), read(KEPT / "about.json")
-    references = read(KEPT / "reference.json")
+def document(before: Document) -> Document:
+    """The results with what the answers that are kept say: cases, comparisons and verdicts."""
+    answers, references = read(KEPT / "answers.json"), read(KEPT / "reference.json")
     answers = {name: answers[name] for name in cases.ALL if name in answers}
-    found = parity.rows(
+    of_cases = before.get("cases", {}) | {name: case_row(name, answers[name]) for name in answers}
+    rows = parity.rows(
         {name: kept["answer"] for name, kept in answers.items()},
         {topk: kept["answers"] for topk, kept in references.items()},
     )
+    found = compared(before.get("parity", []), rows)
+    measurements = {name: before.get(name, []) for name in ("throughput", "profile", "again")}
+    used = [*of_cases.values(), *(row for rows in measurements.values() for row in rows)]
     return {
-        "device": about.get("device", ""),
-        "versions": about.get("versions", {}),
-        "command": about.get("command", ""),
-        "commit": about.get("commit", ""),
-        "cases": {name: case_row(name, kept) for name, kept in answers.items()},
+        "device": before.get("device", ""),
+        "versions": before.get("versions", {}),
+        "command": before.get("command", ""),
+        "commit": joined(*(row.get("commit", "") for row in used)),
+        "cases": {name: of_cases[name] for name in cases.ALL if name in of_cases},
         "parity": found,
         "judged": parity.judged(found),
-        "throughput": rows_of(KEPT / "throughput.json"),
-        "profile": rows_of(KEPT / "profile.json"),
-        "again": rows_of(KEPT / "again.json"),
+        **measurements,
     }
+
+
+def compared(before: list[Document], now: list[Document]) -> list[Document]:
+    """Comparisons of now, and those of before whose answers are not here, in the cases' order."""
+    rows = {(row["case"], row["against"], row["what"]): row for row in [*before, *now]}
+    names = {name: number for number, name in enumerate(cases.ALL)}
+    return sorted(
+        (row for row in rows.values() if row["case"] in names), key=lambda row: names[row["case"]]
+    )
 
 
 def case_row(name: str, kept: Document) -> Document:
@@ -155,22 +172,23 @@ def compact(value: Document) -> str:
     return re.sub(inner, lambda found: re.sub(r"\s*\n\s*", " ", found[0]), text) + "\n"
 
 
-def write() -> None:
+def write(before: Document) -> None:
     """Write the results and the page."""
-    found = document()
+    found = document(before)
     RESULTS.write_text(compact(found))
     PAGE.write_text(page.text(found))
     print(parity.table(found["parity"]))
 
 
 def main(what: str, *given: str) -> None:
-    if what not in ("merge", "again", "write"):
-        raise SystemExit(__doc__)
     if what == "merge":
-        merge(Path(given[0]))
-    if what == "again":
-        again(Path(given[0]))
-    write()
+        write(merge(Path(given[0])))
+    elif what == "again":
+        write(again(Path(given[0])))
+    elif what == "write":
+        write(read(RESULTS))
+    else:
+        raise SystemExit(__doc__)
 
 
 if __name__ == "__main__":
