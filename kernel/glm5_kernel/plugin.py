@@ -53,8 +53,9 @@ def _load_only(version: str, settings: Settings) -> Registration:
     refuse_models({part: why for part, why in settings.problems.items() if part == "gguf"})
     when_imported(PLATFORM, install_dense)
     gguf = _gguf(settings)
-    parts = (Part("attention", "stock", message), Part("indexer", "stock", message), gguf)
-    return Registration(version, f"{message}; gguf {gguf.state}", parts)
+    left_out: tuple[Name, ...] = ("attention", "indexer")
+    parts = tuple(_meaningless(name, settings) or Part(name, "stock", message) for name in left_out)
+    return Registration(version, f"{message}; gguf {gguf.state}", (*parts, gguf))
 
 
 def _nothing(version: str | None, message: str) -> Registration:
@@ -127,7 +128,8 @@ def _gguf(settings: Settings) -> Part:
     if settings.gguf == "stock":
         return Part("gguf", "stock", "GLM5_GGUF=stock")
     if importlib.util.find_spec(PLUGIN) is None:
-        return Part("gguf", "stock", "vllm-gguf-plugin is not installed")
+        absent = Part("gguf", "stock", "vllm-gguf-plugin is not installed")
+        return _meaningless("gguf", settings) or absent
     when_imported(TRIGGER, install_loader)
     if needs_operations():
         install_operations()

@@ -734,7 +734,7 @@ def test_a_limit_that_is_none(seconds: str, capsys: pytest.CaptureFixture[str]) 
     with pytest.raises(SystemExit) as caught:
         command.main([f"--timeout={seconds}"])
     assert caught.value.code == 2
-    assert "argument --timeout" in capsys.readouterr().err
+    assert f"argument --timeout: {seconds}: 1 to 86400 are right" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("answer", [None, KeyError("Version")])

