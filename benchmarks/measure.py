@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -49,6 +50,14 @@ def versions(*packages: str) -> dict[str, str]:
 def command() -> str:
     """What was typed, in the checkout."""
     return " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
+
+
+def commit() -> str:
+    """Of the sources that are measured; `GLM5_COMMIT` names it where they lie without history."""
+    if given := os.environ.get("GLM5_COMMIT"):
+        return given
+    asked = ["git", "-C", str(RESULTS), "rev-parse", "HEAD"]
+    return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def save(name: str, document: dict[str, Any]) -> Path:

@@ -20,9 +20,7 @@ import argparse
 import functools
 import json
 import math
-import os
 import statistics
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,7 +32,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "kernel"), str(ROOT / "benchmarks")]
 
-from measure import command  # noqa: E402
+from measure import command, commit  # noqa: E402
 from tables import put_between  # noqa: E402
 
 TOPK = 2048
@@ -282,14 +280,6 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
-
-
-def commit() -> str:
-    """Of the sources that are measured; `GLM5_COMMIT` names it where they lie without history."""
-    if given := os.environ.get("GLM5_COMMIT"):
-        return given
-    asked = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
-    return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def find(rows: list[dict[str, Any]], tokens: int, heads: int) -> dict[tuple[str, str], float]:

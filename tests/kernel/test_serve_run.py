@@ -12,6 +12,7 @@ import pytest
 
 from tests.gpu.serve import cases, model, page, parity, results, run
 
+RECORD = Path(__file__).parents[2] / "benchmarks" / "results" / "serve-h200.json"
 FAKE = Path(__file__).parents[1] / "fakes" / "completions_server.py"
 BENCHMARK = """
 NAMES = ("backend", "host", "port", "model", "served-model-name", "dataset-name",
@@ -116,40 +117,109 @@ def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "results"
 
 
-def test_merging_keeps_what_another_run_gathered(tmp_path: Path, record: Path) -> None:
-    """Results of the newer run take the place of older ones, and all say of which commit they are,
-    though a run leaves beside its own what it found."""
+def test_merging_keeps_what_another_run_gathered(tmp_path: Path) -> None:
+    """What is newer takes the place of what is older, and all of it names its commit."""
+    found: dict[str, Any] = {}
+    kept: dict[str, Any] = {}
     runs = (("a1", {"x": 1, "y": 1}, 1000), ("b2", {"x": 2}, 8000))
     for number, (commit, answers, tokens) in enumerate(runs):
-        one = tmp_path / str(number)
-        one.mkdir()
-        (one / "commit").write_text(f"{commit}\n")
+        about = {"command": f"c{number}", "device": commit, "commit": "of its own"}
         own = {name: {"answer": answer} for name, answer in answers.items()}
-        found = results.read(tmp_path / "kept" / "answers.json")
-        (one / "answers.json").write_text(json.dumps(found | own))
-        (one / "about.json").write_text(json.dumps({"command": f"c{number}", "device": commit}))
-        (one / "throughput.json").write_text(json.dumps([row("ours", tokens, 24, 1.0)]))
-        record.write_text(json.dumps(results.document(results.merge(one))))
-    written = results.read(record)
-    about = (written["commit"], written["command"], written["device"])
-    assert about == ("a1; b2", "c0; c1", "b2")
-    assert results.read(tmp_path / "kept" / "answers.json") == {
+        rows = [row("ours", tokens, 24, 1.0)]
+        one = ran(tmp_path / str(number), commit, about=about, answers=own, throughput=rows)
+        found, kept = results.merged(found, kept, one)
+    assert (found["command"], found["device"]) == ("c0; c1", "b2")
+    assert kept["answers"] == {
         "x": {"answer": 2, "commit": "b2"},
         "y": {"answer": 1, "commit": "a1"},
     }
-    measured = [(each["prompt_tokens"], each["commit"]) for each in written["throughput"]]
+    measured = [(each["prompt_tokens"], each["commit"]) for each in found["throughput"]]
     assert measured == [(1000, "a1"), (8000, "b2")]
+
+
+def ran(folder: Path, commit: str, **files: object) -> Path:
+    """What a run leaves."""
+    folder.mkdir(exist_ok=True)
+    (folder / "commit").write_text(f"{commit}\n")
+    for name, found in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(found))
+    return folder
+
+
+ABOUT = {"command": "c"}
+
+
+@pytest.mark.parametrize("word", ["merge", "again"])
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({}, "no folder that tests/gpu/serve/run.py wrote"),
+        ({"about": {"device": "a host's"}}, "no folder that tests/gpu/serve/run.py wrote"),
+        ({"about": []}, "about.json: no JSON object"),
+        ({"about": ABOUT}, "nothing was gathered"),
+        ({"about": ABOUT, "throughput": []}, "nothing was gathered"),
+        ({"about": ABOUT, "throughput": {"a": 1}}, "throughput.json: no JSON list"),
+    ],
+)
+def test_a_folder_that_is_none_of_a_run_changes_nothing(
+    word: str, files: dict[str, object], said: str, tmp_path: Path, record: Path
+) -> None:
+    record.write_text(published := RECORD.read_text())
+    with pytest.raises(SystemExit, match=said):
+        results.main([word, str(ran(tmp_path / "one", "a1", **files))])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "results"]
+    assert record.read_text() == published
+
+
+def test_what_is_cut_short_is_named(tmp_path: Path, record: Path) -> None:
+    record.write_text("{")
+    with pytest.raises(SystemExit, match=f"{record}: Expecting"):
+        results.main(["merge", str(tmp_path)])
+
+
+@pytest.mark.parametrize("layers", [24, 4])
+def test_a_run_of_fewer_servers_takes_nothing_off_the_record(
+    layers: int, tmp_path: Path, record: Path
+) -> None:
+    record.write_text(published := RECORD.read_text())
+    rows = [row("ours-bf16", 1000, layers, 1.0)]
+    one = ran(tmp_path / "one", "a1", about=ABOUT, throughput=rows)
+    with pytest.raises(SystemExit, match=r"flashattn-bf16.* would be gone"):
+        results.main(["merge", str(one)])
+    assert record.read_text() == published
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"answers": {"ours-bf16": {}}},
+        {"throughput": [{"impl": name, "prompt_tokens": 1, "concurrency": 1, "layers": 24}
+                        for name in cases.THROUGHPUT]},
+    ],
+)  # fmt: skip
+def test_where_the_page_cannot_be_made_nothing_is_written(
+    files: dict[str, object], tmp_path: Path, record: Path
+) -> None:
+    record.write_text(published := RECORD.read_text())
+    with pytest.raises(KeyError):
+        results.main(["merge", str(ran(tmp_path / "one", "a1", about=ABOUT, **files))])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "results"]
+    assert record.read_text() == published
+
+
+def test_there_is_no_page_without_a_record(tmp_path: Path, record: Path) -> None:
+    with pytest.raises(SystemExit, match=f"{record}: there is no record"):
+        results.main(["write"])
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_merging_on_another_machine_loses_nothing(folder: Path, port: int, record: Path) -> None:
     """The answers of earlier runs are not in git: comparisons that need them stay as they were."""
-    published = results.read(
-        Path(__file__).parents[2] / "benchmarks" / "results" / "serve-h200.json"
-    )
-    record.write_text(json.dumps(published))
+    record.write_text(RECORD.read_text())
+    published = results.read(record)
     assert go(folder, port, "--only=ours-bf16") == 0
     (folder / "out" / "commit").write_text("a1\n")
-    results.write(results.merge(folder / "out"))
+    results.main(["merge", str(folder / "out")])
     written = results.read(record)
     assert written["cases"]["ours-bf16"]["commit"] == "a1"
     alone = ("ours-bf16", parity.ALONE)
@@ -162,7 +232,7 @@ def test_merging_on_another_machine_loses_nothing(folder: Path, port: int, recor
     for name in ("throughput", "profile"):
         assert written[name] == published[name] != []
     assert "a1" in written["commit"].split("; ")
-    results.write(written)
+    results.main(["write"])
     assert results.read(record) == written
 
 
@@ -183,13 +253,13 @@ def test_loads_measured_again_stand_beside_the_rest_until_all_servers_are(
     tmp_path: Path, record: Path
 ) -> None:
     found = {"rounds": [300.0, 310.0], "tokens_per_s": 305.0, "ttft_ms": 70.0}
-    rows = [row(name, 1000, 24, 1.0) | found for name in ("flashattn-bf16", "ours-bf16")]
-    (tmp_path / "throughput.json").write_text(json.dumps(rows))
-    (tmp_path / "commit").write_text("0123456789ab\n")
-    record.write_text(json.dumps(results.document(results.again(tmp_path))))
+    rows = [row(name, 1000, 24, 1.0) | found for name in cases.THROUGHPUT]
+    two = [each for each in rows if each["impl"] in ("flashattn-bf16", "ours-bf16")]
+    one = ran(tmp_path / "one", "0123456789ab", about=ABOUT, throughput=two)
+    results.main(["again", str(one)])
+    assert (tmp_path / "page").read_text().count("### Some loads again") == 1
     said = page.again_section(results.read(record))
     assert "`01234567`" in said
     assert "| 1 × 1,000 | 305 | 305 (1.00, 1.00–1.00) |" in said
-    whole = [row(name, 1000, 24, 1.0) for name in cases.THROUGHPUT]
-    (tmp_path / "throughput.json").write_text(json.dumps(whole))
-    assert page.again_section(results.document(results.merge(tmp_path))) == ""
+    results.main(["merge", str(ran(one, "0123456789ab", throughput=rows))])
+    assert page.again_section(results.read(record)) == ""

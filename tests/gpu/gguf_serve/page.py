@@ -70,8 +70,20 @@ def table(document: dict[str, Any]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def commits(document: dict[str, Any]) -> str:
+    """Which sources the servers ran with, where it was noted."""
+    noted: dict[str, list[str]] = {}
+    for name, case in document["cases"].items():
+        noted.setdefault(case.get("commit", "")[:8], []).append(f"`{name}`")
+    said = [f"{', '.join(names)}: commit `{commit}`." for commit, names in noted.items() if commit]
+    if "" in noted and said:
+        said.append("The others are older; their commits were not noted.")
+    return "\n".join(said)
+
+
 def main() -> None:
-    put_between(PAGE, "proof", table(json.loads(RESULTS.read_text())))
+    document = json.loads(RESULTS.read_text())
+    put_between(PAGE, "proof", f"{table(document)}\n\n{commits(document)}".rstrip())
 
 
 if __name__ == "__main__":

@@ -28,8 +28,9 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
+sys.path[:0] = [str(HERE.parent), str(HERE.parents[2] / "benchmarks")]
 
+from measure import commit  # noqa: E402
 from serve import ask, parity, servers  # noqa: E402
 from serve import run as serving  # noqa: E402
 
@@ -219,7 +220,7 @@ def keep(
     """Write a case down, and judge it."""
     model = asdict(cases.MODELS[case.model])
     entry = {**asdict(case), "file": model, "start_seconds": round(seconds, 1)}
-    entry |= {"served_by": server.backends(), "commit": os.environ.get("GLM5_COMMIT", ""), **found}
+    entry |= {"served_by": server.backends(), "commit": commit(), **found}
     if case.drafts:
         entry["mtp"] = drafted(server)
     with session.lock:

@@ -55,7 +55,8 @@ The first {alone} of 64 requests of 12 to 5,000 tokens, half of them with a comm
 alone and then among all 64. Kernels of stock vLLM (matrix products, experts) round differently in
 another batch, and vLLM decides by the whole batch whether short prompts go to dense attention.
 Rows named `invariant` ran with `VLLM_BATCH_INVARIANT=1`, which no stock sparse backend allows and
-ours does, and with `sparse_mla_force_mqa`.
+ours does, and with `sparse_mla_force_mqa`. Our attention then gives the same bits in any batch, which
+its tests show; what still differs in these rows comes from elsewhere and was not traced.
 
 {crowd}
 
@@ -70,7 +71,9 @@ over rounds in one run, all servers started alike, one measured at a time. In br
 the best stock backend with the same cache: the median of the rounds, and the least and the most.
 {rounds}
 One request alone, and prompts of 1,000 tokens, wait for the processor more than for the GPU, and so
-depend on what else the machine does; what steps take of the GPU alone is [below](#kernels).
+depend on what else the machine does; single rounds fell behind under other loads, too, and why was
+not found out. What steps take of the GPU alone is [below](#kernels). fp8 is compared with fp8: stock
+serves it by FLASHMLA_SPARSE alone, which is slower than its best in bf16.
 
 {throughput}
 
@@ -83,7 +86,7 @@ Median time to the first token, ms:
 By vLLM's torch profiler, µs for each step of the engine that runs the model: the time in which the
 GPU works, whatever the processor does between. Decode of prompts that the prefix cache holds, but
 for their last block, which one of the steps computes; prefill of new ones; mixed: new ones that
-begin while others decode.{kernels_of}
+begin while others decode. In brackets how many steps a figure is the mean of.{kernels_of}
 
 {kernels}
 
@@ -334,7 +337,9 @@ def kernels_table(rows: Sequence[Row]) -> str:
         share = {name: ran([row, *same.values()]) for name, row in same.items()}
         cells = [f"{same[name]['busy_us'] / share[name]:,.0f}" if name in same else "–"
                  for name in names]  # fmt: skip
-        body.append([f"{load[0]}, {load[1]} × {load[2]:,}", *cells])
+        steps = [round(row["steps"] * share[name]) for name, row in same.items()]
+        counted = "–".join(str(each) for each in dict.fromkeys((min(steps), max(steps))))
+        body.append([f"{load[0]}, {load[1]} × {load[2]:,} ({counted})", *cells])
     return table(["load", *names], body)
 
 

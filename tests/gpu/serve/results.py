@@ -5,6 +5,7 @@
     python tests/gpu/serve/results.py again DIR     # loads that fewer servers were measured under
     python tests/gpu/serve/results.py write         # compare again, from what is kept
 
+Nothing is written where a folder is none of a run, or would take something off the record.
 benchmarks/results/serve-h200.json is the record, and docs/serving.md is made from it. The answers
 themselves are kept in build/serve (not in git: they are large); comparisons that need answers which
 are not there stay as they were.
@@ -12,9 +13,11 @@ are not there stay as they were.
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -28,37 +31,104 @@ ROOT = HERE.parents[2]
 KEPT = ROOT / "build" / "serve"
 RESULTS = ROOT / "benchmarks" / "results" / "serve-h200.json"
 PAGE = ROOT / "docs" / "serving.md"
+ANSWERS = ("answers", "reference")
+MEASUREMENTS = ("throughput", "profile")
 Document = dict[str, Any]
+Answers = dict[str, Document]
 
 
 def read(path: Path) -> Document:
-    """A JSON file, or nothing where there is none."""
-    return dict(json.loads(path.read_text())) if path.is_file() else {}
-
-
-def merge(folder: Path) -> Document:
-    """The results with a run's measurements; its answers and references are kept."""
-    commit, about = text_of(folder / "commit").strip(), read(folder / "about.json")
-    keep(folder, commit)
-    found = read(RESULTS)
-    found["device"] = about.get("device", found.get("device", ""))
-    found["command"] = joined(found.get("command", ""), about.get("command", ""))
-    found["versions"] = found.get("versions", {}) | about.get("versions", {})
-    for name in ("throughput", "profile"):
-        now = [{"commit": commit} | row for row in rows_of(folder / f"{name}.json")]
-        found[name] = measured(found.get(name, []), now)
-    if len({row["impl"] for row in rows_of(folder / "throughput.json")}) == len(cases.THROUGHPUT):
-        found["again"] = []
+    """A JSON object, or nothing where there is none."""
+    found = loaded(path, {})
+    if not isinstance(found, dict):
+        raise SystemExit(f"{path}: no JSON object")
     return found
 
 
-def keep(folder: Path, commit: str) -> None:
-    """Add a run's answers and references to those that are kept."""
-    KEPT.mkdir(parents=True, exist_ok=True)
-    for name in ("answers", "reference"):
-        before = read(KEPT / f"{name}.json")
-        kept = before | gathered(before, read(folder / f"{name}.json"), commit)
-        (KEPT / f"{name}.json").write_text(json.dumps(kept))
+def rows_of(path: Path) -> list[Document]:
+    """A JSON list, or nothing where there is none."""
+    found = loaded(path, [])
+    if not isinstance(found, list):
+        raise SystemExit(f"{path}: no JSON list")
+    return found
+
+
+def loaded(path: Path, without: object) -> object:
+    """What a JSON file holds.
+
+    Raises:
+        SystemExit: it is not whole.
+    """
+    try:
+        return json.loads(path.read_text()) if path.is_file() else without
+    except ValueError as error:
+        raise SystemExit(f"{path}: {error}") from None
+
+
+def kept_answers() -> Answers:
+    """Answers and references of earlier runs."""
+    return {name: read(KEPT / f"{name}.json") for name in ANSWERS}
+
+
+def about_run(folder: Path) -> Document:
+    """What a run says of itself.
+
+    Raises:
+        SystemExit: the folder is none of `run.py`, or nothing was gathered.
+    """
+    about = read(folder / "about.json")
+    if "command" not in about:
+        raise SystemExit(f"{folder}: no folder that tests/gpu/serve/run.py wrote (no about.json)")
+    names = [f"{name}.json" for name in (*ANSWERS, *MEASUREMENTS)]
+    if not any(loaded(folder / name, None) for name in names):
+        raise SystemExit(f"{folder}: nothing was gathered: none of {', '.join(names)}")
+    commit = folder / "commit"  # part.sh's; the sources it ran lie without history
+    text = commit.read_text().strip() if commit.is_file() else ""
+    return about | {"commit": text or about.get("commit", "")}
+
+
+def merged(before: Document, kept: Answers, folder: Path) -> tuple[Document, Answers]:
+    """The record with a run's measurements, and what is kept with its answers.
+
+    Raises:
+        SystemExit: it is no run's, or something that was measured would be lost.
+    """
+    about = about_run(folder)
+    found = before | {
+        "device": about.get("device", ""),
+        "command": joined(before.get("command", ""), about["command"]),
+        "versions": before.get("versions", {}) | about.get("versions", {}),
+    }
+    for name in MEASUREMENTS:
+        path, earlier = folder / f"{name}.json", before.get(name, [])
+        found[name] = measured(earlier, of_commit(about, rows_of(path)))
+        refuse_losses(path, earlier, found[name])
+    if {row["impl"] for row in rows_of(folder / "throughput.json")} == set(cases.THROUGHPUT):
+        found["again"] = []
+    return found, {name: added(kept, name, folder, about) for name in ANSWERS}
+
+
+def of_commit(about: Document, rows: list[Document]) -> list[Document]:
+    """Rows with the run's commit, where they have none of their own."""
+    return [{"commit": about["commit"]} | row for row in rows]
+
+
+def added(kept: Answers, name: str, folder: Path, about: Document) -> Document:
+    """What is kept, and in place of it what a run gathered."""
+    now = read(folder / f"{name}.json")
+    return kept.get(name, {}) | dict(zip(now, of_commit(about, list(now.values())), strict=True))
+
+
+def refuse_losses(path: Path, before: list[Document], after: list[Document]) -> None:
+    """Raise SystemExit where a server's measurement under a load would be gone."""
+    left = {(load_of(row), row["impl"]) for row in after}
+    lost = {(load_of(row), row["impl"]) for row in before} - left
+    if lost:
+        names = ", ".join(sorted({impl for _, impl in lost}))
+        raise SystemExit(
+            f"{path}: {len(lost)} measurements of the record ({names}) would be gone: fewer servers"
+            " or loads than it has; `again` puts them beside it"
+        )
 
 
 def joined(*given: str) -> str:
@@ -66,39 +136,17 @@ def joined(*given: str) -> str:
     return "; ".join(dict.fromkeys(part for text in given for part in text.split("; ") if part))
 
 
-def gathered(before: Document, now: Document, commit: str) -> Document:
-    """Answers of now that were not there before, with their commit.
+def again(folder: Path) -> list[Document]:
+    """A run's throughput, to stand beside the record until all servers are measured again.
 
-    A run starts with what is kept, and leaves that beside what it asked.
+    Raises:
+        SystemExit: it is no run's, or did not measure that.
     """
-    return {
-        name: found | {"commit": commit}
-        for name, found in now.items()
-        if found | {"commit": ""} != before.get(name, {}) | {"commit": ""}
-    }
-
-
-def again(folder: Path) -> Document:
-    """The results with a run's throughput beside them, until all servers are measured again.
-
-    `merge` would leave these loads with the servers of this run alone.
-    """
-    about = {
-        "commit": text_of(folder / "commit").strip(),
-        "command": read(folder / "about.json").get("command", ""),
-    }
-    rows = [about | row for row in rows_of(folder / "throughput.json")]
-    return read(RESULTS) | {"again": rows}
-
-
-def text_of(path: Path) -> str:
-    """A file's text, or nothing where there is none."""
-    return path.read_text() if path.is_file() else ""
-
-
-def rows_of(path: Path) -> list[Document]:
-    """A JSON list, or nothing where there is none."""
-    return list(json.loads(path.read_text())) if path.is_file() else []
+    about = about_run(folder)
+    rows = rows_of(folder / "throughput.json")
+    if not rows:
+        raise SystemExit(f"{folder}: no throughput.json: nothing was measured")
+    return [{"command": about["command"]} | row for row in of_commit(about, rows)]
 
 
 def load_of(row: Document) -> tuple[Any, ...]:
@@ -118,17 +166,16 @@ def measured(before: list[Document], now: list[Document]) -> list[Document]:
     return [*kept, *now]
 
 
-def document(before: Document) -> Document:
-    """The results with what the answers that are kept say: cases, comparisons and verdicts."""
-    answers, references = read(KEPT / "answers.json"), read(KEPT / "reference.json")
-    answers = {name: answers[name] for name in cases.ALL if name in answers}
+def document(before: Document, kept: Answers) -> Document:
+    """The record with what the answers that are kept say: cases, comparisons and verdicts."""
+    answers = {name: kept["answers"][name] for name in cases.ALL if name in kept["answers"]}
     of_cases = before.get("cases", {}) | {name: case_row(name, answers[name]) for name in answers}
     rows = parity.rows(
-        {name: kept["answer"] for name, kept in answers.items()},
-        {topk: kept["answers"] for topk, kept in references.items()},
+        {name: each["answer"] for name, each in answers.items()},
+        {topk: each["answers"] for topk, each in kept["reference"].items()},
     )
     found = compared(before.get("parity", []), rows)
-    measurements = {name: before.get(name, []) for name in ("throughput", "profile", "again")}
+    measurements = {name: before.get(name, []) for name in (*MEASUREMENTS, "again")}
     used = [*of_cases.values(), *(row for rows in measurements.values() for row in rows)]
     return {
         "device": before.get("device", ""),
@@ -172,24 +219,37 @@ def compact(value: Document) -> str:
     return re.sub(inner, lambda found: re.sub(r"\s*\n\s*", " ", found[0]), text) + "\n"
 
 
-def write(before: Document) -> None:
-    """Write the results and the page."""
-    found = document(before)
+def write(before: Document, kept: Answers) -> None:
+    """Write the record, its page and what is kept; all of them or, where one is wrong, none."""
+    found = document(before, kept)
+    text = page.text(found)
+    KEPT.mkdir(parents=True, exist_ok=True)
+    for name in ANSWERS:
+        (KEPT / f"{name}.json").write_text(json.dumps(kept[name]))
     RESULTS.write_text(compact(found))
-    PAGE.write_text(page.text(found))
+    PAGE.write_text(text)
     print(parity.table(found["parity"]))
 
 
-def main(what: str, *given: str) -> None:
-    if what == "merge":
-        write(merge(Path(given[0])))
-    elif what == "again":
-        write(again(Path(given[0])))
-    elif what == "write":
-        write(read(RESULTS))
-    else:
-        raise SystemExit(__doc__)
+def main(argv: Sequence[str] | None = None) -> None:
+    summary, _, more = (__doc__ or "").partition("\n\n")
+    parser = argparse.ArgumentParser(
+        description=summary, epilog=more, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="what", required=True)
+    for name in ("merge", "again"):
+        commands.add_parser(name).add_argument("folder", type=Path)
+    commands.add_parser("write")
+    options = parser.parse_args(argv)
+    before, kept = read(RESULTS), kept_answers()
+    if options.what == "merge":
+        before, kept = merged(before, kept, options.folder)
+    elif options.what == "again":
+        before |= {"again": again(options.folder)}
+    elif not before:
+        raise SystemExit(f"{RESULTS}: there is no record to write the page of")
+    write(before, kept)
 
 
 if __name__ == "__main__":
-    main(*(sys.argv[1:] or ["help"]))
+    main()

@@ -35,7 +35,9 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
+sys.path[:0] = [str(HERE.parent), str(HERE.parents[2] / "benchmarks")]
+
+from measure import commit  # noqa: E402
 
 from serve import ask, cases, model, parity, profiles, servers, throughput  # noqa: E402
 
@@ -89,6 +91,7 @@ class Session:
                 (self.out / f"{name}.json").write_text(json.dumps(mine))
             about = {"device": device(), "versions": versions(self.paths), "failed": self.failures}
             about["command"] = " ".join(["python3 tests/gpu/serve/run.py", *_arguments()])
+            about["commit"] = commit()
             (self.out / "about.json").write_text(json.dumps(about, indent=1))
 
     def keep_log(self, server: servers.Server, lines: int) -> None:
@@ -415,8 +418,9 @@ def parse(given: Sequence[str] | None) -> argparse.Namespace:
     """Arguments of the program."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--part", action="append", choices=[*cases.PARTS, *MEASURED])
-    parser.add_argument("--only", action="append", help="names of cases instead of whole parts")
-    parser.add_argument("--bench", action="append", help="measure these servers alone")
+    one = {"action": "append", "metavar": "CASE"}
+    parser.add_argument("--only", **one, choices=list(cases.ALL), help="instead of whole parts")
+    parser.add_argument("--bench", **one, choices=cases.THROUGHPUT, help="measure these alone")
     parser.add_argument("--load", action="append", default=[], help="CONCURRENCYxTOKENS; or all")
     parser.add_argument("--out", type=Path, default=os.environ.get("OUT", "build/serve/out"))
     parser.add_argument("--kept", type=Path, default=ROOT / "build" / "serve")
