@@ -105,7 +105,7 @@ def test_a_profile_adds_up_kernels_and_counts_overlapping_ones_once(tmp_path: Pa
     about = {"what": "decode", "concurrency": 8, "prompt_tokens": 1, "layers": 4}
     row = {"impl": "ours-fp8", **about, **found}
     assert "decode 8 x 1" in profiles.table([row])
-    assert page.kernels_table([row]).splitlines()[-1] == "| decode, 8 × 1 | 14 |"
+    assert page.kernels_table([row]).splitlines()[-1] == "| decode, 8 × 1 (2) | 14 |"
 
 
 def test_steps_that_run_no_model_do_not_count() -> None:
@@ -116,7 +116,7 @@ def test_steps_that_run_no_model_do_not_count() -> None:
         {"impl": "flashmla-bf16", **about, "busy_us": 1000.0, "kernels": [other, cache]},
         {"impl": "ours-bf16", **about, "busy_us": 500.0, "kernels": [other]},
     ]
-    assert page.kernels_table(rows).splitlines()[-1] == "| prefill, 1 × 8,000 | 3,000 | 1,500 |"
+    assert page.kernels_table(rows).splitlines()[-1] == "| prefill, 1 × 8,000 (1) | 3,000 | 1,500 |"
     assert page.ran([{**rows[1]}]) == 1.0
 
 

@@ -17,8 +17,8 @@ KNOWN: dict[str, Support] = {
     "0.28.0": "sparse",
     "0.32.0": "load-only",
 }
-"""sparse: attention, indexer and GGUF. load-only: its build for the CPU, which loads GLM-5 and has no
-sparse attention at all. The first serves GLM-5 and is measured; the others pass the same tests
+"""sparse: attention, indexer and GGUF. load-only: its build for the CPU, which loads GLM-5 and has
+no sparse attention at all. The first serves GLM-5 and is measured; the others pass the same tests
 without a GPU."""
 
 DAMAGED = "of no version (its metadata are damaged)"

@@ -172,7 +172,7 @@ def planned(document: Document) -> list[str]:
             parts = memory["planned_over_measured"]
             found = ", ".join(f"{PARTS.get(part, part)} {it:.3f}" for part, it in parts.items())
             lines += [f"{begin} as planned before anything was installed, divided by what vLLM "
-                      f"then reported, of weights to 0.01 GiB: {found}.{graphs_note(memory)}", ""]  # fmt: skip
+                      f"then reported: {found}.{graphs_note(memory)}", ""]  # fmt: skip
     note = NOTES.get(document["commit"])
     return [*lines, note, ""] if note else lines
 

@@ -55,7 +55,7 @@ The first {alone} of 64 requests of 12 to 5,000 tokens, half of them with a comm
 alone and then among all 64. Kernels of stock vLLM (matrix products, experts) round differently in
 another batch, and vLLM decides by the whole batch whether short prompts go to dense attention.
 Rows named `invariant` ran with `VLLM_BATCH_INVARIANT=1`, which no stock sparse backend allows and
-ours does, and with `sparse_mla_force_mqa`. Our attention then gives the same bits in any batch, which
+ours does, and with `sparse_mla_force_mqa`. Our attention then gives the same bits in any batch, as
 its tests show; what still differs in these rows comes from elsewhere and was not traced.
 
 {crowd}
@@ -72,8 +72,8 @@ the best stock backend with the same cache: the median of the rounds, and the le
 {rounds}
 One request alone, and prompts of 1,000 tokens, wait for the processor more than for the GPU, and so
 depend on what else the machine does; single rounds fell behind under other loads, too, and why was
-not found out. What steps take of the GPU alone is [below](#kernels). fp8 is compared with fp8: stock
-serves it by FLASHMLA_SPARSE alone, which is slower than its best in bf16.
+not found out. What steps take of the GPU alone is [below](#kernels). fp8 is compared with fp8,
+which stock serves by FLASHMLA_SPARSE alone, slower than its best in bf16.
 
 {throughput}
 
