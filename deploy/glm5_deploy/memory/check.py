@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from pathlib import PurePosixPath
 
 from glm5_deploy.config.models import Target
@@ -94,10 +93,9 @@ def memory_plan(
 def _settings(target: Target, context: int, gpus: list[GpuMemory]) -> Settings:
     smallest = min(gpu.total for gpu in gpus)
     profile = target.profile
-    found = read_settings(profile.serve.options, context=context, gpu_bytes=smallest)
-    # vLLM's own way to allow it, at the user's risk.
-    longer = profile.environment.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "0") not in {"", "0", "false"}
-    return replace(found, stretched=True) if longer else found
+    return read_settings(
+        profile.serve.options, profile.environment, context=context, gpu_bytes=smallest
+    )
 
 
 def _gpus(target: Target, observed: Observed) -> list[GpuMemory]:

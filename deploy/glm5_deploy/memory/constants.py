@@ -33,9 +33,15 @@ CHUNK_ROWS = 64 << 10
 """Most rows of context that a prefill expands at once (`determine_chunked_prefill_workspace_size`
 in model_executor/layers/attention/sparse_mla_attention.py)."""
 
-KERNELS = 60 * MIB
+KERNELS = 62 * MIB
 """Scratch of glm5-kernel's sparse attention and of its top-k, made with the model: at most 26 and
 37 MB on an RTX PRO 6000 (with an fp8 cache), 9 and 26 MB on an H200."""
+
+INVARIANT_TOKENS = 1024
+INVARIANT_HEAD = 4 * 514 * 4
+"""Scratch of the attention besides, where results must not depend on the batch: so many bytes for
+each of so many tokens and each head of a GPU, the float32 results of four parts with their sums
+(glm5_kernel/attention/workspace.py)."""
 
 HIDDEN_COPIES = 6
 """*Estimate*: tensors of the size of a batch's hidden states that live at once: the residual, the

@@ -170,9 +170,17 @@ def _parts(model: ModelShape, settings: Settings) -> tuple[int, int, int, int]:
     """Weights, workspace, graphs and the rest."""
     # The indexer's buffer, and sines and cosines of all positions: made with the model.
     tables = settings.batched_tokens * model.topk * 4 + model.context * model.rope * 2
-    tables += known.KERNELS if model.topk else 0
     graphs = 0 if settings.eager else known.GRAPHS
-    return model.weights + tables, workspace(model, settings), graphs, known.DRIVER
+    made = model.weights + tables + _scratch(model, settings)
+    return made, workspace(model, settings), graphs, known.DRIVER
+
+
+def _scratch(model: ModelShape, settings: Settings) -> int:
+    """What glm5-kernel keeps for sparse attention and top-k."""
+    if not model.topk:
+        return 0
+    tokens = min(settings.batched_tokens, known.INVARIANT_TOKENS) if settings.invariant else 0
+    return known.KERNELS + tokens * (model.heads // model.tp) * known.INVARIANT_HEAD
 
 
 def _kv(limit: int, parts: tuple[int, ...], settings: Settings) -> int:

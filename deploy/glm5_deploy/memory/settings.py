@@ -17,6 +17,7 @@ _ONE = (
     "prefill-context-parallel-size",
 )  # fmt: skip
 """What spreads a model in other ways than tensor parallelism."""
+_STRETCHING = {"hf-overrides", "rope-scaling", "rope-parameters"}
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Settings:
         mtp: with speculative decoding by the model's own MTP block.
         auto: vLLM takes the longest context that fits, up to `context`.
         stretched: a longer context than the model was made for is allowed.
+        invariant: results must not depend on the batch.
     """
 
     tp: int
@@ -49,17 +51,25 @@ class Settings:
     mtp: bool = False
     auto: bool = False
     stretched: bool = False
+    invariant: bool = False
 
 
 class UnplannedError(ValueError):
     """The arguments say something that this plan does not know."""
 
 
-def read_settings(given: Mapping[str, Any], *, context: int, gpu_bytes: int) -> Settings:
-    """Settings from `serve.args`.
+def read_settings(
+    given: Mapping[str, Any],
+    environment: Mapping[str, str],
+    *,
+    context: int,
+    gpu_bytes: int,
+) -> Settings:
+    """Settings from `serve.args` and the service's variables.
 
     Args:
         given: the arguments by vLLM's names (`Serve.options`).
+        environment: variables of the server; vLLM reads its own so (vllm/envs.py).
         context: the model's own, which counts where ``max-model-len`` is not set.
         gpu_bytes: memory of the smallest GPU: vLLM's defaults depend on it.
 
@@ -88,8 +98,14 @@ def read_settings(given: Mapping[str, Any], *, context: int, gpu_bytes: int) -> 
         eager=given.get("enforce-eager") is True,
         mtp=_uses_mtp(given.get("speculative-config")),
         auto=auto,
-        stretched=bool({"hf-overrides", "rope-scaling", "rope-parameters"} & given.keys()),
+        stretched=_is_stretched(given, environment),
+        invariant=bool(whole("", environment.get("VLLM_BATCH_INVARIANT", "0"))),
     )
+
+
+def _is_stretched(given: Mapping[str, Any], environment: Mapping[str, str]) -> bool:
+    longer = environment.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "").strip().lower() in ("1", "true")
+    return longer or bool(_STRETCHING & given.keys())
 
 
 def _uses_mtp(config: object) -> bool:

@@ -14,8 +14,14 @@ import torch
 from torch import Tensor
 
 from glm5_kernel.attention import NAME
-from glm5_kernel.attention.limits import BLOCK_SIZE, Case, row_values, unsupported
-from glm5_kernel.attention.workspace import DETERMINISTIC_TOKENS, reserve, take
+from glm5_kernel.attention.limits import (
+    BLOCK_SIZE,
+    DETERMINISTIC_TOKENS,
+    Case,
+    row_values,
+    unsupported,
+)
+from glm5_kernel.attention.workspace import reserve, take
 from glm5_kernel.compat import api
 from glm5_kernel.ops.sparse_mla import sparse_mla
 from glm5_kernel.ops.warmup import warm_attention

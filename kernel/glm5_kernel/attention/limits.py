@@ -11,6 +11,9 @@ from glm5_kernel.ops.layouts import Fp8Layout
 
 BLOCK_SIZE = 64
 """The block table is shared with the indexer's cache, which vLLM allows only this on CUDA."""
+DETERMINISTIC_TOKENS = 1024
+"""Tokens of one call where results must not depend on the batch: each then splits its work into as
+many parts as a single token would, so a whole prefill at once would need a gigabyte."""
 _LATENT = 512
 _NAMES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 

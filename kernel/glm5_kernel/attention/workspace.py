@@ -7,12 +7,9 @@ import functools
 import torch
 from torch import Tensor
 
+from glm5_kernel.attention.limits import DETERMINISTIC_TOKENS
 from glm5_kernel.compat import api
 from glm5_kernel.ops.sparse_mla import workspace_bytes
-
-DETERMINISTIC_TOKENS = 1024
-"""Tokens of one call where results must not depend on the batch: each then splits its work into as
-many parts as a single token would, so a whole prefill at once would need a gigabyte."""
 
 
 def reserve(

@@ -35,7 +35,9 @@ def gpus_of(case: dict[str, Any]) -> list[GpuMemory]:
 def planned(case: dict[str, Any]) -> MemoryPlan:
     gpus = gpus_of(case)
     smallest = min(gpu.total for gpu in gpus)
-    settings = read_settings(case["args"], context=MODEL.context, gpu_bytes=smallest)
+    settings = read_settings(
+        case["args"], case.get("environment", {}), context=MODEL.context, gpu_bytes=smallest
+    )
     return plan(MODEL.on(settings.tp), settings, gpus, case.get("there"))
 
 
@@ -147,12 +149,43 @@ def test_workspace_grows_with_what_causes_it() -> None:
 )
 def test_arguments(arguments: dict[str, Any], field: str, value: object) -> None:
     options = Serve(args=arguments).options
-    found = read_settings(options, context=1000, gpu_bytes=96 * GIB)
+    found = read_settings(options, {}, context=1000, gpu_bytes=96 * GIB)
     assert getattr(found, field) == value
 
 
+@pytest.mark.parametrize(
+    ("variable", "text", "field", "value"),
+    [
+        ("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "1", "stretched", True),
+        ("VLLM_ALLOW_LONG_MAX_MODEL_LEN", " True", "stretched", True),
+        ("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "False", "stretched", False),
+        ("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "no", "stretched", False),
+        ("VLLM_BATCH_INVARIANT", "1", "invariant", True),
+        ("VLLM_BATCH_INVARIANT", "0", "invariant", False),
+        ("VLLM_BATCH_INVARIANT", "", "invariant", False),
+    ],
+)
+def test_variables_as_vllm_reads_them(variable: str, text: str, field: str, value: bool) -> None:
+    found = read_settings({}, {variable: text}, context=1000, gpu_bytes=96 * GIB)
+    assert getattr(found, field) is value
+
+
+@pytest.mark.parametrize(("tp", "batched", "mib"), [(1, 8192, 514), (8, 8192, 64), (8, 512, 32)])
+def test_results_that_do_not_depend_on_the_batch_take_scratch(
+    tp: int, batched: int, mib: int
+) -> None:
+    settings = Settings(tp=tp, context=8192, sequences=32, batched_tokens=batched)
+    gpus = [GpuMemory(0, 96 * GIB)]
+    plain, invariant = (
+        plan(MODEL.on(tp), replace(settings, invariant=each), gpus) for each in (False, True)
+    )
+    assert (invariant.weights - plain.weights) >> 20 == mib
+    dense = replace(MODEL.on(tp), topk=0)
+    assert len({plan(dense, each.settings, gpus).weights for each in (plain, invariant)}) == 1
+
+
 def test_defaults_depend_on_the_gpu() -> None:
-    small = read_settings({}, context=1000, gpu_bytes=48 * GIB)
+    small = read_settings({}, {}, context=1000, gpu_bytes=48 * GIB)
     assert (small.batched_tokens, small.sequences) == (2048, 256)
 
 
@@ -165,4 +198,4 @@ def test_defaults_depend_on_the_gpu() -> None:
 )  # fmt: skip
 def test_what_is_not_planned_for_is_said(arguments: dict[str, Any]) -> None:
     with pytest.raises(UnplannedError, match=next(iter(arguments)).partition(".")[0]):
-        read_settings(Serve(args=arguments).options, context=1000, gpu_bytes=GIB)
+        read_settings(Serve(args=arguments).options, {}, context=1000, gpu_bytes=GIB)
