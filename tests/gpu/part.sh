@@ -103,7 +103,8 @@ most() {
   local workers=()
   python3 -c 'import xdist' 2> /dev/null && workers=(-n 8)
   pytests most "${workers[@]}" tests/gpu/test_warmup.py tests/gpu/test_sparse_mla.py \
-    tests/gpu/test_indexer_ops.py tests/gpu/test_gguf_ops.py tests/gpu/test_gguf_loading.py "$@"
+    tests/gpu/test_indexer_ops.py tests/kernel/test_topk_edges.py \
+    tests/gpu/test_gguf_ops.py tests/gpu/test_gguf_loading.py "$@"
 }
 
 case $part in

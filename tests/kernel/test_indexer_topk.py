@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from glm5_kernel.ops import topk
+from glm5_kernel.ops.configs import Device
 from glm5_kernel.ops.indexer import decode_topk, prefill_topk
 from glm5_kernel.ops.indexer_configs import (
     TOPK,
     ShortTopkConfig,
     TopkConfig,
     TopkPlan,
-    topk_lists,
     topk_plan,
 )
 from glm5_kernel.ops.indexer_reference import (
@@ -236,8 +237,10 @@ def test_two_tokens_of_a_request() -> None:
     check_topk(logits, 40, ends=row_lengths(lengths, 2).view(3, 2))
 
 
-def test_plans_fit_their_workspace() -> None:
+def test_plans_fit_their_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
     for arch in TOPK:
+        table = arch, Device(processors=132, shared=0)
+        monkeypatch.setattr(topk, "device_table", lambda _, table=table: table)
         for rows in (1, 3, 60, 100, 264, 265, 5000):
             for columns in (100, 5000, 200_000):
                 plan = topk_plan(arch, rows, columns, 132)
@@ -245,8 +248,10 @@ def test_plans_fit_their_workspace() -> None:
                     assert columns <= plan.config.room
                     continue
                 lists = rows if plan.split else plan.parts
-                assert lists <= topk_lists(arch, rows, 132)
-                assert 8 * lists <= plan.config.counter_bytes
+                ends = topk._workspace_ends(plan, rows)
+                assert ends is not None
+                assert 8 * lists <= ends[0]
+                assert ends[-1] <= topk.workspace_bytes(rows)
                 assert plan.programs(rows) <= 2 * 132
 
 
@@ -330,7 +335,11 @@ def test_no_row() -> None:
 
 
 def test_workspace_bytes_cover_every_batch() -> None:
-    needed = workspace_bytes(16, device=DEVICE)
-    space = torch.zeros(needed, dtype=torch.uint8, device=DEVICE)
-    for rows in (1, 2, 16):
-        check_topk(scores("normal", rows, 5000), 30, ends=full(rows, 5000), workspace=space)
+    columns = 17_000  # so many that they do not fit in registers
+    space = torch.zeros(workspace_bytes(5, device=DEVICE), dtype=torch.uint8, device=DEVICE)
+    for rows in (1, 2, 5):
+        logits, ends = scores("normal", rows, columns), full(rows, columns)
+        check_topk(logits, 30, ends=ends, workspace=space)
+        too_small = space[: workspace_bytes(rows, device=DEVICE) - 1]
+        with pytest.raises(ValueError, match="workspace: got"):
+            topk_indices(logits, 30, ends=ends, workspace=too_small)

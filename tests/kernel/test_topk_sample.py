@@ -27,33 +27,40 @@ def rank_of(n: int, k: int, sample: int, room: int) -> int:
     return int(out)
 
 
-def less_than(number: float, mean: float) -> float:
-    """The probability that something rare, `mean` on average, happens less than `number` times."""
-    return sum(
-        math.exp(i * math.log(mean) - mean - math.lgamma(i + 1)) for i in range(math.ceil(number))
+def chance(found: range, marked: int, n: int, sample: int) -> float:
+    """The probability that `sample` of n values, drawn anyhow, hold so many of those marked."""
+
+    def ways(of: int, drawn: int) -> float:
+        return math.lgamma(of + 1) - math.lgamma(drawn + 1) - math.lgamma(of - drawn + 1)
+
+    possible = range(max(found.start, sample - n + marked), min(found.stop, marked + 1, sample + 1))
+    return math.fsum(
+        math.exp(ways(marked, i) + ways(n - marked, sample - i) - ways(n, sample)) for i in possible
     )
 
 
 @pytest.mark.parametrize(
     ("n", "k", "few", "many"),
     [
-        (16_385, 2048, 1e-5, 1e-12),
-        (32_768, 2048, 1e-5, 1e-3),
-        (32_768, 512, 1e-4, 1e-12),
-        (65_536, 2048, 1e-3, 1e-2),
-        (131_072, 2048, 1e-3, 1e-2),
-        (131_072, 512, 1e-4, 1e-12),
-        (202_752, 2048, 1e-3, 0.1),
+        (16_385, 2048, 1e-6, 1e-12),
+        (32_768, 2048, 1e-6, 1e-4),
+        (32_768, 512, 2e-6, 1e-12),
+        (65_536, 2048, 2e-4, 1e-2),
+        (65_537, 2048, 1e-6, 1e-4),
+        (131_072, 2048, 2e-4, 1e-2),
+        (131_072, 512, 2e-6, 1e-12),
+        (202_752, 2048, 2e-4, 0.1),
+        (524_288, 100, 2e-5, 1e-6),
     ],
 )
 def test_candidates_are_seldom_too_few_or_too_many(n: int, k: int, few: float, many: float) -> None:
     config = TOPK["sm90"].many
     sample = config.sample(n)
     rank, share = rank_of(n, k, sample, config.room), sample / n
-    # Too few: as many of the k largest are in the sample. A sixteenth more than the rank may be
-    # taken; too many: not that many are in it of as many as there is room for.
-    assert 1 - less_than(rank, k * share) < few
-    assert less_than(rank * 17 // 16 + 1, config.room * share) < many
+    # Too few: of those that are larger than the k-th, as many are in the sample. A sixteenth more
+    # than the rank may be taken; too many: not that many are in it of more than there is room for.
+    assert chance(range(rank, sample + 1), k - 1, n, sample) < few
+    assert chance(range(rank * 17 // 16 + 1), config.room + 1, n, sample) < many
     assert k <= rank / share < config.list
 
 

@@ -186,7 +186,8 @@ def threshold_rank(n, k, SAMPLE: tl.constexpr, ROOM: tl.constexpr):
     `mean` of the sample are among the k largest, on average; the larger the rank, the more values
     are candidates. Where they are fewer than k, a program counts the whole row; where there is no
     room for them, only the list. So the rank lies in the middle of both, in standard deviations,
-    but 3.5 of them above the mean at least. At 4.75 less than a row in a million has too few.
+    but 3.5 of them above the mean at least. At 4.75 and k = 2048 less than a row in a million has
+    too few; with a smaller k, whose numbers are further from normal, up to 14.
     """
     mean = k * (SAMPLE * 1.0) / n
     both = 1 + tl.sqrt(ROOM * 1.0 / k)
