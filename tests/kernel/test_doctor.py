@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -79,7 +80,7 @@ WRONG: dict[str, tuple[str, Callable[[Any], Any]]] = {
 def test_a_kernel_that_is_wrong_fails(test: SelfTest, monkeypatch: pytest.MonkeyPatch) -> None:
     name, spoil = WRONG[test.case]
     module, _, function = f"glm5_kernel.ops.{name}".rpartition(".")
-    right = getattr(sys.modules[module], function)
+    right = getattr(importlib.import_module(module), function)
     monkeypatch.setattr(f"{module}.{function}", lambda *a, **k: spoil(right(*a, **k)))
     done = one(test, "cpu", (9, 0))
     assert done["status"] == "failed"
@@ -553,7 +554,7 @@ class cuda:
 ENTRY = "[vllm.general_plugins]\nglm5_kernel = glm5_kernel:register\n"
 
 
-def cpu_host(site: Site, vllm: str = "0.32.0") -> None:
+def cpu_host(site: Site, vllm: str = "0.32.0+cpu") -> None:
     site.install("torch", "2.13.0+cpu", CPU_TORCH)
     site.install("vllm", vllm)
     site.install("glm5-kernel", "0.1.0", entry_points=ENTRY)
@@ -583,7 +584,7 @@ def test_a_host_without_a_gpu_is_well(site: Site) -> None:
     assert {checks[name]["detail"] for name in NAMES} == {"no GPU"}
     assert checks["registration"]["status"] == "passed"
     document = json.loads(text)
-    assert document["versions"]["vllm"] == "0.32.0"
+    assert document["versions"]["vllm"] == "0.32.0+cpu"
     assert document["versions"]["triton"] == document["versions"]["gguf"] == "absent"
     assert {part["state"] for part in document["parts"]} == {"stock"}
 
@@ -679,7 +680,7 @@ def test_torch_that_does_not_import(site: Site, code: str, why: str) -> None:
 def test_the_table(site: Site) -> None:
     cpu_host(site)
     text = site.doctor("doctor", expect=0)
-    assert "  vLLM              0.32.0\n" in text
+    assert "  vLLM              0.32.0+cpu\n" in text
     assert text.splitlines()[-1].startswith("ok: ")
 
 

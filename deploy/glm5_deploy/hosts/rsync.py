@@ -68,8 +68,14 @@ LASTING = (
     ),
     ("Read-only file system", "the file system is read-only there", None),
     ("unknown option", "rsync is too old", "version 3.1 or newer is needed at both ends"),
+    (
+        "error in file I/O (code 11)",
+        "a file cannot be written there, most often because the disk is full",
+        "look for space there (df -h, df -i), or use another root",
+    ),
 )
-"""What rsync or ssh says → what it means → what to do. None of it passes by itself."""
+"""What rsync or ssh says → what it means → what to do. None of it passes by itself. The last is the
+receiver's end alone: what it says before may be lost with it."""
 
 
 @dataclass(frozen=True)
@@ -312,9 +318,8 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 def explain(name: str, wanted: Transfer, returncode: int, errors: str) -> Glm5Error:
     """The error for an exit code and what was said."""
-    said = "\n".join(
-        line for line in errors.strip().splitlines()[-6:] if not line.startswith("rsync error:")
-    )
+    lines = errors.strip().splitlines()[-6:]
+    said = "\n".join([line for line in lines if not line.startswith("rsync error:")] or lines)
     what = f"{name}: cannot copy {wanted.source} to {wanted.target}"
     for text, meaning, hint in LASTING:
         if text in errors:

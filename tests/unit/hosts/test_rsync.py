@@ -89,6 +89,13 @@ def test_progress_and_statistics() -> None:
         (255, "Host key verification failed.", CommandFailedError, "host key"),
         (1, "rsync: --info=x: unknown option", CommandFailedError, "too old"),
         (23, "link_stat failed: No such file", CommandFailedError, "status 23"),
+        (23, "rsync error: some files were not transferred", CommandFailedError, "were not transf"),
+        (
+            11,
+            "rsync error: error in file I/O (code 11) at receiver.c(380)",
+            CommandFailedError,
+            "full",
+        ),
     ],
 )
 def test_failures(code: int, said: str, kind: type[Glm5Error], part: str) -> None:
