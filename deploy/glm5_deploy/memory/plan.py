@@ -238,9 +238,8 @@ def _beyond(made: MemoryPlan) -> list[tuple[str, str]]:
     if context <= own or made.settings.stretched:
         return []
     text = f"max-model-len {context} is more than the model was made for, {own} tokens"
-    if made.longest < made.settings.block:
-        return [(text, f"max-model-len: {own} at most")]
-    return [(text, _told([f"max-model-len: {made.longest}"]))]
+    shorter = _shorter(made)
+    return [(text, _told(shorter) if shorter else f"max-model-len: {own} at most")]
 
 
 def _busy(made: MemoryPlan, gpus: Sequence[GpuMemory]) -> list[tuple[str, str]]:
@@ -274,15 +273,29 @@ def _holds(made: MemoryPlan) -> bool:
 
 def _remedy(made: MemoryPlan, there: int) -> str:
     """The changes that would make it fit, each tried; what is cheapest to do comes first."""
-    told = []
-    for text, other in _candidates(made, there):
-        if _holds(other):
-            told.append(text)
-    if made.longest >= made.settings.block:
-        told.append(f"max-model-len: {made.longest}")
+    told = [text for text, other in _candidates(made, there) if _holds(other)]
+    told += _shorter(made)
     if told:
         return _told(told[:4])
     return "use more or larger GPUs, or a file of a smaller quantisation"
+
+
+def _shorter(made: MemoryPlan) -> list[str]:
+    """The longest context that fits, as a change; none where none does."""
+    settings, beside = _beside_own(made.settings, made.gpu, made.model.tp)
+    longest = _longest(made.model, settings, math.ceil(made.gpu.usable * settings.utilization))
+    return [f"max-model-len: {longest}{beside}"] if longest >= settings.block else []
+
+
+def _beside_own(settings: Settings, gpu: GpuMemory, tp: int) -> tuple[Settings, str]:
+    """The same with a share that fits beside vLLM's own context and NCCL, where it does not; and
+    how that is told. What others hold of the GPU is another problem.
+    """
+    empty = replace(gpu, used=0)
+    if math.ceil(gpu.usable * settings.utilization) <= _free(empty, tp):
+        return settings, ""
+    share = _most_share(empty, tp)
+    return replace(settings, utilization=share), f" with gpu-memory-utilization: {share:g}"
 
 
 def _told(changes: list[str]) -> str:
@@ -324,7 +337,11 @@ def _candidates(made: MemoryPlan, count: int) -> list[tuple[str, MemoryPlan]]:
     single += [
         (f"tensor-parallel-size and gpus.count: {tp}", settings, model.on(tp)) for tp in more
     ]
-    return [(text, _without_problems(m, s, made.gpu)) for text, s, m in single]
+    found = []
+    for text, wanted, shape in single:
+        possible, beside = _beside_own(wanted, made.gpu, shape.tp)
+        found.append((f"{text}{beside}", _without_problems(shape, possible, made.gpu)))
+    return found
 
 
 def _gib(size: int) -> str:

@@ -90,13 +90,17 @@ def test_the_parts_are_the_whole_and_the_longest_context_fits(
 
 
 @given(SETTINGS, st.floats(1, 200))
+@example(Settings(tp=1, context=64, sequences=1, batched_tokens=2048, utilization=0.9375), 8.0)
+@example(Settings(tp=8, context=300_000, sequences=1, batched_tokens=2048, utilization=0.95), 30.0)
+@example(Settings(tp=8, context=200_000, sequences=1, batched_tokens=2048, utilization=0.95), 25.0)
 def test_advice_is_true(settings: Settings, gib: float) -> None:
     """Whatever single change is advised makes it fit when it is made."""
     gpus = [GpuMemory(index, int(gib * GIB)) for index in range(8)]
     made = plan(MODEL.on(settings.tp), settings, gpus)
     for _, remedy in made.problems:
         for text in remedy.partition(": ")[2].split("; "):
-            key, _, value = text.partition(": ")
+            change, _, share = text.partition(" with gpu-memory-utilization: ")
+            key, _, value = change.partition(": ")
             if key == "max-model-len":
                 other = replace(settings, context=int(value))
             elif key == "kv-cache-dtype":
@@ -107,7 +111,25 @@ def test_advice_is_true(settings: Settings, gib: float) -> None:
                 other = replace(settings, tp=int(value))
             else:
                 continue
+            other = replace(other, utilization=float(share)) if share else other
             assert plan(MODEL.on(other.tp), other, gpus).fits, text
+
+
+@pytest.mark.parametrize(
+    ("gib", "tp", "share", "context", "advised"),
+    [
+        (12, 1, 0.93, 64, ["tensor-parallel-size and gpus.count: 8 with SHARE: 0.83"]),
+        (24, 4, 0.95, 200_000, ["0.91, or less", "max-model-len: 99136 with SHARE: 0.91"]),
+    ],
+)
+def test_a_change_is_advised_with_a_share_that_nccl_leaves_room_for(
+    gib: int, tp: int, share: float, context: int, advised: list[str]
+) -> None:
+    settings = Settings(tp, context, sequences=1, batched_tokens=2048, utilization=share)
+    gpus = [GpuMemory(index, gib * GIB) for index in range(8)]
+    problems = plan(MODEL.on(tp), settings, gpus).problems
+    changes = [remedy.partition(": ")[2] for _, remedy in problems]
+    assert changes == [text.replace("SHARE", "gpu-memory-utilization") for text in advised]
 
 
 def test_workspace_grows_with_what_causes_it() -> None:
