@@ -123,11 +123,11 @@ def test_merging_keeps_what_another_run_gathered(tmp_path: Path) -> None:
     kept: dict[str, Any] = {}
     runs = (("a1", {"x": 1, "y": 1}, 1000), ("b2", {"x": 2}, 8000))
     for number, (commit, answers, tokens) in enumerate(runs):
-        about = {"command": f"c{number}", "device": commit, "commit": "of its own"}
+        about = {"command": f"c{number}", "device": commit}
         own = {name: {"answer": answer} for name, answer in answers.items()}
         rows = [row("ours", tokens, 24, 1.0)]
         one = ran(tmp_path / str(number), commit, about=about, answers=own, throughput=rows)
-        found, kept = results.merged(found, kept, one)
+        found, kept = results.merged(found, kept, results.read_run(one))
     assert (found["command"], found["device"]) == ("c0; c1", "b2")
     assert kept["answers"] == {
         "x": {"answer": 2, "commit": "b2"},
@@ -140,9 +140,9 @@ def test_merging_keeps_what_another_run_gathered(tmp_path: Path) -> None:
 def ran(folder: Path, commit: str, **files: object) -> Path:
     """What a run leaves."""
     folder.mkdir(exist_ok=True)
-    (folder / "commit").write_text(f"{commit}\n")
     for name, found in files.items():
-        (folder / f"{name}.json").write_text(json.dumps(found))
+        said = {"commit": commit} | found if isinstance(found, dict) and name == "about" else found
+        (folder / f"{name}.json").write_text(json.dumps(said))
     return folder
 
 
@@ -213,12 +213,14 @@ def test_there_is_no_page_without_a_record(tmp_path: Path, record: Path) -> None
     assert list(tmp_path.iterdir()) == []
 
 
-def test_merging_on_another_machine_loses_nothing(folder: Path, port: int, record: Path) -> None:
+def test_merging_on_another_machine_loses_nothing(
+    folder: Path, port: int, record: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The answers of earlier runs are not in git: comparisons that need them stay as they were."""
     record.write_text(RECORD.read_text())
     published = results.read(record)
+    monkeypatch.setenv("GLM5_COMMIT", "a1")
     assert go(folder, port, "--only=ours-bf16") == 0
-    (folder / "out" / "commit").write_text("a1\n")
     results.main(["merge", str(folder / "out")])
     written = results.read(record)
     assert written["cases"]["ours-bf16"]["commit"] == "a1"

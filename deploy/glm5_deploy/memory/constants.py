@@ -35,13 +35,14 @@ in model_executor/layers/attention/sparse_mla_attention.py)."""
 
 KERNELS = 62 * MIB
 """Scratch of glm5-kernel's sparse attention and of its top-k, made with the model: at most 26 and
-37 MB on an RTX PRO 6000 (with an fp8 cache), 9 and 26 MB on an H200."""
+37 MB on an RTX PRO 6000 (with an fp8 cache), a little more with all multiprocessors of its chip, 9
+and 26 MB on an H200."""
 
 INVARIANT_TOKENS = 1024
 INVARIANT_HEAD = 4 * 514 * 4
 """Scratch of the attention besides, where results must not depend on the batch: so many bytes for
 each of so many tokens and each head of a GPU, the float32 results of four parts with their sums
-(glm5_kernel/attention/workspace.py)."""
+(glm5_kernel/attention/limits.py, `DETERMINISTIC_TOKENS`)."""
 
 HIDDEN_COPIES = 6
 """*Estimate*: tensors of the size of a batch's hidden states that live at once: the residual, the

@@ -17,6 +17,7 @@ _ONE = (
     "prefill-context-parallel-size",
 )  # fmt: skip
 """What spreads a model in other ways than tensor parallelism."""
+_INVARIANT = "VLLM_BATCH_INVARIANT"
 _STRETCHING = {"hf-overrides", "rope-scaling", "rope-parameters"}
 
 
@@ -99,7 +100,7 @@ def read_settings(
         mtp=_uses_mtp(given.get("speculative-config")),
         auto=auto,
         stretched=_is_stretched(given, environment),
-        invariant=bool(whole("", environment.get("VLLM_BATCH_INVARIANT", "0"))),
+        invariant=bool(whole(_INVARIANT, environment.get(_INVARIANT, "0"))),
     )
 
 

@@ -56,32 +56,34 @@ class Found:
 
 
 def installed(*names: str) -> str | None:
-    """Version of the first of these distributions that is there; None where none is."""
-    return next((found for name in names if (found := _version(name)) is not None), None)
+    """Version of the first of these distributions that is there; None where none is.
 
-
-def _version(name: str) -> str | None:
-    """Version of a distribution; None where it is not there.
-
-    It is empty where the metadata are damaged: Python says None of those, and
-    later ones raise a KeyError.
+    It is empty where the metadata are damaged.
     """
-    try:
-        return version(name) or ""
-    except PackageNotFoundError:
-        return None
-    except KeyError:
-        return ""
+    found = _first(*names)
+    return None if found is None else found[1]
+
+
+def _first(*names: str) -> tuple[str, str] | None:
+    """The first of these distributions that is there, and its version."""
+    for name in names:
+        try:
+            return name, version(name) or ""
+        except PackageNotFoundError:
+            continue
+        except KeyError:  # of damaged metadata Python says None, and later ones this
+            return name, ""
+    return None
 
 
 def find_vllm() -> Found | None:
     """The installed vLLM by its metadata, without importing it; None where there is none."""
-    known = installed(*DISTRIBUTIONS)
-    if known is None:
+    first = _first(*DISTRIBUTIONS)
+    if first is None:
         return None
-    found = known or DAMAGED
+    found = first[1] or DAMAGED
     numbers = re.match(r"\d+(?:\.\d+){0,2}", found)
-    cpu = _version(FOR_CUDA) is None or found.partition("+")[2].startswith("cpu")
+    cpu = first[0] != FOR_CUDA or found.partition("+")[2].startswith("cpu")
     return Found(found, numbers[0] if numbers else found, cpu)
 
 

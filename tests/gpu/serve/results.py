@@ -18,7 +18,7 @@ import json
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,20 @@ ANSWERS = ("answers", "reference")
 MEASUREMENTS = ("throughput", "profile")
 Document = dict[str, Any]
 Answers = dict[str, Document]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run of `run.py` gathered; answers and rows name its commit.
+
+    Args:
+        answers: and references.
+        rows: what was measured.
+    """
+
+    about: Document
+    answers: Answers
+    rows: dict[str, list[Document]]
 
 
 def read(path: Path) -> Document:
@@ -70,8 +84,8 @@ def kept_answers() -> Answers:
     return {name: read(KEPT / f"{name}.json") for name in ANSWERS}
 
 
-def about_run(folder: Path) -> Document:
-    """What a run says of itself.
+def read_run(folder: Path) -> Run:
+    """What a run left.
 
     Raises:
         SystemExit: the folder is none of `run.py`, or nothing was gathered.
@@ -79,54 +93,45 @@ def about_run(folder: Path) -> Document:
     about = read(folder / "about.json")
     if "command" not in about:
         raise SystemExit(f"{folder}: no folder that tests/gpu/serve/run.py wrote (no about.json)")
-    names = [f"{name}.json" for name in (*ANSWERS, *MEASUREMENTS)]
-    if not any(loaded(folder / name, None) for name in names):
-        raise SystemExit(f"{folder}: nothing was gathered: none of {', '.join(names)}")
-    commit = folder / "commit"  # part.sh's; the sources it ran lie without history
-    text = commit.read_text().strip() if commit.is_file() else ""
-    return about | {"commit": text or about.get("commit", "")}
+    mine = {"commit": about.get("commit", "")}
+    answers = {
+        name: {each: mine | found for each, found in read(folder / f"{name}.json").items()}
+        for name in ANSWERS
+    }
+    rows = {name: [mine | row for row in rows_of(folder / f"{name}.json")] for name in MEASUREMENTS}
+    if not any((*answers.values(), *rows.values())):
+        names = ", ".join(f"{name}.json" for name in (*answers, *rows))
+        raise SystemExit(f"{folder}: nothing was gathered: none of {names}")
+    return Run(about, answers, rows)
 
 
-def merged(before: Document, kept: Answers, folder: Path) -> tuple[Document, Answers]:
+def merged(before: Document, kept: Answers, run: Run) -> tuple[Document, Answers]:
     """The record with a run's measurements, and what is kept with its answers.
 
     Raises:
-        SystemExit: it is no run's, or something that was measured would be lost.
+        SystemExit: something that was measured would be lost.
     """
-    about = about_run(folder)
     found = before | {
-        "device": about.get("device", ""),
-        "command": joined(before.get("command", ""), about["command"]),
-        "versions": before.get("versions", {}) | about.get("versions", {}),
+        "device": run.about.get("device", ""),
+        "command": joined(before.get("command", ""), run.about["command"]),
+        "versions": before.get("versions", {}) | run.about.get("versions", {}),
     }
-    for name in MEASUREMENTS:
-        path, earlier = folder / f"{name}.json", before.get(name, [])
-        found[name] = measured(earlier, of_commit(about, rows_of(path)))
-        refuse_losses(path, earlier, found[name])
-    if {row["impl"] for row in rows_of(folder / "throughput.json")} == set(cases.THROUGHPUT):
+    for name, now in run.rows.items():
+        found[name] = measured(before.get(name, []), now)
+        refuse_losses(name, before.get(name, []), found[name])
+    if {row["impl"] for row in run.rows["throughput"]} == set(cases.THROUGHPUT):
         found["again"] = []
-    return found, {name: added(kept, name, folder, about) for name in ANSWERS}
+    return found, {name: kept.get(name, {}) | run.answers[name] for name in ANSWERS}
 
 
-def of_commit(about: Document, rows: list[Document]) -> list[Document]:
-    """Rows with the run's commit, where they have none of their own."""
-    return [{"commit": about["commit"]} | row for row in rows]
-
-
-def added(kept: Answers, name: str, folder: Path, about: Document) -> Document:
-    """What is kept, and in place of it what a run gathered."""
-    now = read(folder / f"{name}.json")
-    return kept.get(name, {}) | dict(zip(now, of_commit(about, list(now.values())), strict=True))
-
-
-def refuse_losses(path: Path, before: list[Document], after: list[Document]) -> None:
+def refuse_losses(name: str, before: list[Document], after: list[Document]) -> None:
     """Raise SystemExit where a server's measurement under a load would be gone."""
     left = {(load_of(row), row["impl"]) for row in after}
     lost = {(load_of(row), row["impl"]) for row in before} - left
     if lost:
         names = ", ".join(sorted({impl for _, impl in lost}))
         raise SystemExit(
-            f"{path}: {len(lost)} measurements of the record ({names}) would be gone: fewer servers"
+            f"{name}: {len(lost)} measurements of the record ({names}) would be gone: fewer servers"
             " or loads than it has; `again` puts them beside it"
         )
 
@@ -136,17 +141,15 @@ def joined(*given: str) -> str:
     return "; ".join(dict.fromkeys(part for text in given for part in text.split("; ") if part))
 
 
-def again(folder: Path) -> list[Document]:
+def again(run: Run) -> list[Document]:
     """A run's throughput, to stand beside the record until all servers are measured again.
 
     Raises:
-        SystemExit: it is no run's, or did not measure that.
+        SystemExit: it did not measure that.
     """
-    about = about_run(folder)
-    rows = rows_of(folder / "throughput.json")
-    if not rows:
-        raise SystemExit(f"{folder}: no throughput.json: nothing was measured")
-    return [{"command": about["command"]} | row for row in of_commit(about, rows)]
+    if not run.rows["throughput"]:
+        raise SystemExit("no throughput.json: nothing was measured")
+    return [{"command": run.about["command"]} | row for row in run.rows["throughput"]]
 
 
 def load_of(row: Document) -> tuple[Any, ...]:
@@ -243,9 +246,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser.parse_args(argv)
     before, kept = read(RESULTS), kept_answers()
     if options.what == "merge":
-        before, kept = merged(before, kept, options.folder)
+        before, kept = merged(before, kept, read_run(options.folder))
     elif options.what == "again":
-        before |= {"again": again(options.folder)}
+        before |= {"again": again(read_run(options.folder))}
     elif not before:
         raise SystemExit(f"{RESULTS}: there is no record to write the page of")
     write(before, kept)
